@@ -1,0 +1,61 @@
+"""The one configuration of an engine: frozen, built once, its names vLLM's where vLLM has one.
+
+What the machine decides (how many blocks fit, which dtype) is derived later, in `build.py`, into objects of their own.
+"""
+
+from typing import Literal
+
+import attrs
+
+from .core.errors import ConfigurationError
+
+
+def _at_least(low: int):  # type: ignore[no-untyped-def]
+    def check(_: object, attribute: "attrs.Attribute[int | None]", value: int | None) -> None:
+        if value is not None and value < low:
+            flag = "--" + attribute.name.replace("_", "-")
+            raise ConfigurationError(f"{flag} must be at least {low}, not {value}.")
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class EngineConfig:
+    """How to load a model and how to run it."""
+
+    model: str | None = None
+    """A folder, a .gguf file or a hub name (owner/name); None is the built-in model."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """The type of weights and KV cache; auto follows the model and the machine."""
+    max_model_len: int | None = attrs.field(default=None, validator=_at_least(2))
+    """Most tokens of a request, prompt and answer together; None is what the model was made for."""
+    max_num_seqs: int = attrs.field(default=256, validator=_at_least(1))
+    """Most sequences in a step."""
+    max_num_batched_tokens: int = attrs.field(default=2048, validator=_at_least(1))
+    """Most tokens in a step."""
+    long_prefill_token_threshold: int = attrs.field(default=0, validator=_at_least(0))
+    """Most prompt tokens of one sequence in a step; 0 sets no limit below the step's."""
+    block_size: int = attrs.field(default=16, validator=_at_least(1))
+    """Tokens in a KV block."""
+    kv_cache_memory: int | None = attrs.field(default=None, validator=_at_least(1))
+    """Bytes for the KV cache; None takes a quarter of the free memory, at most 4 GiB (CPU), or fills the GPU."""
+    gpu_memory_utilization: float = 0.92
+    """The share of the GPU's memory that weights, activations and KV cache may take together."""
+    enable_prefix_caching: bool = True
+    max_num_queued_reqs: int = attrs.field(default=1024, validator=_at_least(1))
+    """Most requests waiting for admission; past it a request is refused with 503 before it is tokenized."""
+    attention_backend: str | None = None
+    """A name from the registry of attention backends; None chooses by platform."""
+    seed: int = 0
+    """Seeds the requests that bring no seed of their own."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigurationError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
+                f"({self.max_num_seqs}): every running sequence gets a token in every step."
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigurationError(
+                f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}."
+            )

@@ -1,0 +1,57 @@
+"""What the scheduler says about requests: one message a step, to the detokenizer and whoever watches."""
+
+import enum
+
+import attrs
+
+from .ids import RequestId, TokenId
+
+
+class FinishReason(enum.StrEnum):
+    """How a request ended: the one terminal event that each gets."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@attrs.frozen(kw_only=True)
+class Admitted:
+    """A request left the waiting queue for the first time."""
+
+    request: RequestId
+    num_cached_tokens: int
+    """Prompt tokens that the prefix cache spared."""
+
+
+@attrs.frozen(kw_only=True)
+class Finished:
+    """The terminal event. The request's blocks are back before this is said."""
+
+    request: RequestId
+    reason: FinishReason
+    stop_token: TokenId | None = None
+    """The stop token that ended it, where one of `SamplingParams.stop_token_ids` did (the model's own end: None)."""
+    message: str | None = None
+    """With ERROR: what went wrong, fit for the client."""
+
+
+@attrs.frozen(kw_only=True)
+class StepEvents:
+    """All that has happened since the last message, tokens as parallel columns.
+
+    A request's tokens come before its `finished`. The token that ended a request (an end or stop token) is not listed
+    among its tokens unless `ignore_eos` made it an ordinary one.
+    """
+
+    step: int
+    admitted: tuple[Admitted, ...] = ()
+    requests: tuple[RequestId, ...] = ()
+    token_ids: tuple[TokenId, ...] = ()
+    finished: tuple[Finished, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.admitted or self.requests or self.finished)

@@ -1,0 +1,82 @@
+"""The two hot messages: what the scheduler tells the device to do in a step, and what the device answers.
+
+The device keeps the batch. A plan holds differences only: sequences that left, sequences that joined, entries of block
+tables that changed, blocks to copy. Every sequence of the batch computes **one** token (its last known one) unless
+`chunk_sequences` names another number for it, so the plan of an unchanged decode is empty columns.
+
+The device carries a plan out in this order, and the plans in the order of their step numbers:
+
+1. forget the sequences of `left`;
+2. add the sequences of `joined`, in order, behind those that are there;
+3. set the block table entries `(write_sequences[i], write_groups[i], write_indexes[i]) = write_blocks[i]`;
+4. copy blocks: read every `copy_sources[i]` before writing any `copy_targets[i]` (copy-on-write, whole blocks);
+5. for every sequence of the batch: compute its tokens `[computed, computed + chunk)`, writing K and V of position p
+   into slot `p % block_size` of block `table[group][p // block_size]`; then `computed += chunk`;
+6. for every sequence whose `computed` has reached its last known token, sample one token, append it to the sequence's
+   known tokens, and report it. The draw depends on (seed, position of the new token) alone.
+
+No tensor crosses this boundary, in either direction.
+"""
+
+import attrs
+
+from ...kvcache.ids import BlockId
+from .ids import SequenceId, TokenId
+from .params import SamplingParams
+
+
+@attrs.frozen(kw_only=True)
+class JoinedSequence:
+    """A sequence that enters the device's batch: new, or back after a preemption, with all that the device must know.
+
+    Positions `[0, num_computed)` have K and V in the blocks; `[num_computed, len(token_ids))` are still to compute.
+    """
+
+    sequence: SequenceId
+    token_ids: tuple[TokenId, ...]
+    """Every known token: the prompt, then what has been generated so far."""
+    num_prompt_tokens: int
+    num_computed: int
+    block_tables: tuple[tuple[BlockId | None, ...], ...]
+    """One table for each KV group; None where a sliding window has left the block behind."""
+    sampling: SamplingParams
+    seed: int
+    """The request's seed, chosen by the engine where the client gave none. 64-bit signed."""
+    end_token_ids: tuple[TokenId, ...] = ()
+    """Tokens that would end the answer: not sampled while fewer than `sampling.min_tokens` are out."""
+
+
+@attrs.frozen(kw_only=True)
+class StepPlan:
+    """One step of the device; see the module's docstring for the order of its parts."""
+
+    step: int
+    """Counts up by one from 1."""
+    num_tokens: int
+    """Tokens computed in this step, over all sequences."""
+    num_sequences: int
+    """Sequences in the batch once `left` and `joined` have been applied, resting ones included."""
+    left: tuple[SequenceId, ...] = ()
+    joined: tuple[JoinedSequence, ...] = ()
+    write_sequences: tuple[SequenceId, ...] = ()
+    write_groups: tuple[int, ...] = ()
+    write_indexes: tuple[int, ...] = ()
+    write_blocks: tuple[BlockId, ...] = ()
+    copy_sources: tuple[BlockId, ...] = ()
+    copy_targets: tuple[BlockId, ...] = ()
+    chunk_sequences: tuple[SequenceId, ...] = ()
+    chunk_lengths: tuple[int, ...] = ()
+    """How many tokens the sequence beside it computes in this step; 0: it rests."""
+
+
+@attrs.frozen(kw_only=True)
+class StepResult:
+    """What a step gave: the sampled tokens as two columns, in any order."""
+
+    step: int
+    sequences: tuple[SequenceId, ...] = ()
+    token_ids: tuple[TokenId, ...] = ()
+    failed: tuple[tuple[SequenceId, str], ...] = ()
+    """Sequences whose logits could not be used (not a number), with the reason; they sampled nothing."""
+    seconds: float = 0.0
+    """What the device spent on the step."""
