@@ -1,0 +1,82 @@
+"""Start `triolet serve` as a user would, ask one chat, break one stream off, see its blocks come back, stop it again.
+
+Uses the standard library alone: the environment it runs in has just what `pip install .` brings.
+"""
+
+import http.client
+import json
+import re
+import subprocess
+import sys
+import threading
+
+PROMPT = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def post(port: int, body: dict[str, object]) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps({"messages": PROMPT, **body}), {"Content-Type": "application/json"}
+    )
+    response = connection.getresponse()
+    assert response.status == 200, (response.status, response.read())
+    return response
+
+
+def metric(port: int, name: str) -> float:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/metrics")
+    page = connection.getresponse().read().decode()
+    (value,) = re.findall(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", page, re.MULTILINE)
+    return float(value)
+
+
+def exercise(port: int) -> None:
+    answer = json.load(post(port, {"temperature": 0, "max_tokens": 32}))
+    text = answer["choices"][0]["message"]["content"]
+    assert "Paris" in text, answer
+    print("asked:", text)
+    stream = post(port, {"stream": True, "max_tokens": 4000, "ignore_eos": True})
+    first = stream.readline()
+    assert first.startswith(b"data: "), first
+    stream.close()
+    # Each look at the metrics is a round trip through the server's loop: a bounded number of them, no sleep.
+    for _ in range(1000):
+        if metric(port, "vllm:num_requests_running") == 0:
+            break
+    else:
+        raise AssertionError("the broken-off stream still runs")
+    assert metric(port, "vllm:kv_cache_usage_perc") == 0
+    print("broke a stream off: nothing runs, no block is held")
+
+
+def main() -> None:
+    server = subprocess.Popen(
+        ["triolet", "serve", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    watchdog = threading.Timer(600, server.kill)
+    watchdog.start()
+    assert server.stdout is not None
+    try:
+        for line in server.stdout:
+            print("|", line, end="")
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                break
+        else:
+            sys.exit("the server ended before it listened")
+        rest = threading.Thread(target=lambda: [print("|", line, end="") for line in server.stdout or ()])
+        rest.start()
+        exercise(int(found.group(1)))
+        server.terminate()
+        status = server.wait(timeout=60)
+        rest.join()
+        assert status == 0, f"exit status {status} after SIGTERM"
+        print("stopped: exit status 0")
+    finally:
+        watchdog.cancel()
+        if server.poll() is None:
+            server.kill()
+
+
+if __name__ == "__main__":
+    main()
