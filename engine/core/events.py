@@ -34,6 +34,8 @@ class Finished:
     reason: FinishReason
     stop_token: TokenId | None = None
     """The stop token that ended it, where one of `SamplingParams.stop_token_ids` did (the model's own end: None)."""
+    num_output_tokens: int = 0
+    """Tokens generated, the one that ended it included."""
     message: str | None = None
     """With ERROR: what went wrong, fit for the client."""
 

@@ -1,0 +1,179 @@
+"""The readable memory of law S8: a device that can be caught reading what it should not.
+
+It carries plans out as `engine/core/plan.py` orders, over an array that holds (token, position) where a real device
+holds K and V. A sampled token is a hash of what the device gathers *through the block table*, so a wrong table entry, a
+lost copy, a stale prefix or a slot written by somebody else changes the text of a request, and the law that each
+request's tokens equal those of the request run alone shows it.
+
+`alone` is the naive model beside it: the same hash, over a plain list of tokens, without blocks, batches or time.
+"""
+
+import zlib
+from array import array
+from collections.abc import Sequence
+
+import attrs
+
+from triolet.engine.core.ids import SequenceId, TokenId
+from triolet.engine.core.plan import JoinedSequence, StepPlan, StepResult
+
+Cell = tuple[int, int]
+
+
+def next_token(
+    tokens: Sequence[int], positions: Sequence[int], windows: Sequence[int | None], seed: int, vocab_size: int
+) -> TokenId:
+    """The token after `tokens`, as each group of layers sees them: all of them, or the last `window`."""
+    digest = seed & 0xFFFFFFFF
+    for window in windows:
+        start = 0 if window is None else max(0, len(tokens) - window)
+        seen = array("q", tokens[start:])
+        seen.extend(positions[start:])
+        digest = zlib.crc32(seen.tobytes(), digest)
+    return TokenId(digest % vocab_size)
+
+
+def alone(
+    prompt: Sequence[int],
+    *,
+    num_tokens: int,
+    end_tokens: frozenset[int],
+    min_tokens: int = 0,
+    seed: int,
+    vocab_size: int,
+    windows: Sequence[int | None] = (None,),
+) -> list[int]:
+    """What a request gives when nothing else exists: at most `num_tokens` tokens, the end token not listed."""
+    tokens = list(prompt)
+    given: list[int] = []
+    for made in range(1, num_tokens + 1):
+        token = next_token(tokens, range(len(tokens)), windows, seed, vocab_size)
+        if token in end_tokens and made >= min_tokens:
+            break
+        tokens.append(token)
+        given.append(token)
+    return given
+
+
+@attrs.define
+class Row:
+    """What the device keeps of one sequence."""
+
+    tokens: list[TokenId]
+    computed: int
+    tables: list[list[int | None]]
+    seed: int
+
+    @classmethod
+    def of(cls, joined: JoinedSequence) -> "Row":
+        tables: list[list[int | None]] = [list(table) for table in joined.block_tables]
+        return cls(list(joined.token_ids), joined.num_computed, tables, joined.seed)
+
+
+class MemoryDevice:
+    """Executes plans over readable memory; asserts what no device could survive (K3, K4, S1)."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        windows: Sequence[int | None] = (None,),
+        max_num_seqs: int = 2**31,
+        max_num_batched_tokens: int = 2**31,
+    ) -> None:
+        self.rows: dict[SequenceId, Row] = {}
+        self.num_computed_tokens = 0
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._windows = windows
+        self._limits = (max_num_seqs, max_num_batched_tokens)
+        self._memory: list[list[Cell | None]] = [[None] * block_size for _ in range(num_blocks)]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry one plan out, in the order of its parts."""
+        for sequence in plan.left:
+            del self.rows[sequence]
+        for joined in plan.joined:
+            assert joined.sequence not in self.rows, "a sequence joins twice"
+            self.rows[joined.sequence] = Row.of(joined)
+        self._apply_writes(plan)
+        self._copy(plan)
+        chunks = dict(zip(plan.chunk_sequences, plan.chunk_lengths, strict=True))
+        lengths = {sequence: chunks.get(sequence, 1) for sequence in self.rows}
+        assert len(self.rows) == plan.num_sequences, "S1: device and scheduler count the batch alike"
+        assert len(self.rows) <= self._limits[0], "S1: the sequence cap holds"
+        assert sum(lengths.values()) == plan.num_tokens, "S1: device and scheduler count the tokens alike"
+        assert plan.num_tokens <= self._limits[1], "S1: the token budget holds"
+        self.num_computed_tokens += plan.num_tokens
+        self._write(lengths)
+        return self._sample(plan.step, lengths)
+
+    def _apply_writes(self, plan: StepPlan) -> None:
+        columns = (plan.write_sequences, plan.write_groups, plan.write_indexes, plan.write_blocks)
+        for sequence, group, index, block in zip(*columns, strict=True):
+            table = self.rows[sequence].tables[group]
+            assert index <= len(table), "a table grows at its end"
+            table[index:index + 1] = [block]
+
+    def _copy(self, plan: StepPlan) -> None:
+        read = [list(self._memory[source]) for source in plan.copy_sources]
+        assert len(set(plan.copy_targets)) == len(plan.copy_targets), "a block is the target of one copy"
+        for target, cells in zip(plan.copy_targets, read, strict=True):
+            self._memory[target] = cells
+
+    def _write(self, lengths: dict[SequenceId, int]) -> None:
+        owners = self._owners()
+        written: set[tuple[int, int]] = set()
+        for sequence, length in lengths.items():
+            row = self.rows[sequence]
+            assert row.computed + length <= len(row.tokens), "only known tokens can be computed"
+            for position in range(row.computed, row.computed + length):
+                for table in row.tables:
+                    block = table[position // self._block_size]
+                    assert block is not None, "a token to be computed has a block"
+                    slot = (block, position % self._block_size)
+                    assert slot not in written, "K4: a slot is written by one sequence"
+                    assert owners[block] == 1, "K3: a shared block is never written"
+                    written.add(slot)
+                    self._memory[block][slot[1]] = (row.tokens[position], position)
+            row.computed += length
+
+    def _owners(self) -> dict[int, int]:
+        count: dict[int, int] = {}
+        for row in self.rows.values():
+            for table in row.tables:
+                for block in table:
+                    if block is not None:
+                        count[block] = count.get(block, 0) + 1
+        return count
+
+    def _sample(self, step: int, lengths: dict[SequenceId, int]) -> StepResult:
+        sequences: list[SequenceId] = []
+        tokens: list[TokenId] = []
+        for sequence, length in lengths.items():
+            row = self.rows[sequence]
+            if length and row.computed == len(row.tokens):
+                token = self._gather(row)
+                row.tokens.append(token)
+                sequences.append(sequence)
+                tokens.append(token)
+        return StepResult(step=step, sequences=tuple(sequences), token_ids=tuple(tokens))
+
+    def _gather(self, row: Row) -> TokenId:
+        """The next token, from what stands in the blocks; every group reads no further back than its window."""
+        digest = row.seed & 0xFFFFFFFF
+        for window, table in zip(self._windows, row.tables, strict=True):
+            start = 0 if window is None else max(0, row.computed - window)
+            tokens = array("q")
+            positions = array("q")
+            for position in range(start, row.computed):
+                block = table[position // self._block_size]
+                assert block is not None, "K12: what the window still sees has a block"
+                cell = self._memory[block][position % self._block_size]
+                assert cell is not None, "a slot is read before it is written"
+                tokens.append(cell[0])
+                positions.append(cell[1])
+            digest = zlib.crc32(tokens.tobytes() + positions.tobytes(), digest)
+        return TokenId(digest % self._vocab_size)
