@@ -164,11 +164,15 @@ class KVCacheManager:
         if start % self.block_size:
             copied = [group for group, table in enumerate(tables) if self._must_copy(table[-1])]
         num_needed = num_new * len(tables) + len(copied)
-        passed = self._passed(blocks, start) if self._windowed else []
+        passed: list[BlockId] = []
+        if self._windowed:
+            window_starts = [group.first_visible_block(start, self.block_size) for group in self.groups]
+            passed = blocks.passed(window_starts)
         if num_needed > pool.num_available + sum(map(self._frees_at_once, passed)):
             return None
         if passed:
-            self._leave_window(blocks, start, passed)
+            blocks.leave_window(window_starts)
+            self._give_back(passed)
         writes = [(group, old_entries - 1, self._copy_last(tables[group])) for group in copied]
         if start % self.block_size:
             for table in tables:
@@ -187,9 +191,10 @@ class KVCacheManager:
         return writes
 
     def store(self, blocks: SequenceBlocks, token_ids: Sequence[int], num_computed: int) -> None:
-        """Index the full blocks of positions [0, num_computed), whose K and V have landed; `token_ids` holds the tokens.
+        """Index the full blocks of positions [0, num_computed), whose K and V have landed.
 
-        A content that is indexed already stays with the block that has it. O(1) when no block was filled.
+        `token_ids` holds at least their tokens. A content that is indexed already stays with the block that has it.
+        O(1) when no block was filled.
         """
         if num_computed > blocks.num_tokens:
             if num_computed > len(blocks.tables[0]) * self.block_size:
@@ -244,7 +249,7 @@ class KVCacheManager:
         for group, first_live in zip(self.groups, blocks.first_live, strict=True):
             if group.first_visible_block(num_tokens, self.block_size) < min(first_live, kept):
                 raise SequenceStateError(f"the window has passed position {num_tokens}")
-        self._release_tail(blocks, kept)
+        self._give_back(blocks.cut(kept))
         num_full = num_tokens // self.block_size
         blocks.chain.trim(num_full)
         blocks.num_stored_blocks = min(blocks.num_stored_blocks, num_full)
@@ -258,7 +263,7 @@ class KVCacheManager:
 
         Releasing a handle without blocks does nothing. The hashes stay for the next `match`.
         """
-        self._release_tail(blocks, 0)
+        self._give_back(blocks.cut(0))
         blocks.num_tokens = 0
         blocks.writable_end = 0
         blocks.num_stored_blocks = 0
@@ -375,36 +380,6 @@ class KVCacheManager:
     def _give_back(self, blocks: list[BlockId]) -> None:
         self._copies.drop(self._pool.release(blocks))
 
-    def _release_tail(self, blocks: SequenceBlocks, kept: int) -> None:
-        """Drop the table entries from `kept` on, last ones first, the groups side by side."""
-        if len(blocks.tables) == 1:
-            table = blocks.tables[0]
-            gone = [block for block in reversed(table[kept:]) if block is not None]
-        else:
-            rows = zip(*(reversed(table[kept:]) for table in blocks.tables), strict=True)
-            gone = [block for row in rows for block in row if block is not None]
-        for group, table in enumerate(blocks.tables):
-            del table[kept:]
-            blocks.first_live[group] = min(blocks.first_live[group], kept)
-        self._give_back(gone)
-
-    def _passed(self, blocks: SequenceBlocks, start: int) -> list[BlockId]:
-        """Blocks that no query from position `start` on can see."""
-        gone = []
-        for group, table, first in zip(self.groups, blocks.tables, blocks.first_live, strict=True):
-            end = min(group.first_visible_block(start, self.block_size), len(table))
-            gone += [block for block in table[first:end] if block is not None]
-        return gone
-
     def _frees_at_once(self, block: BlockId) -> bool:
         pool = self._pool
         return pool.refcounts[block] == 1 and not pool.in_flight and not pool.is_pinned(block)
-
-    def _leave_window(self, blocks: SequenceBlocks, start: int, passed: list[BlockId]) -> None:
-        for place, group in enumerate(self.groups):
-            table, first = blocks.tables[place], blocks.first_live[place]
-            end = min(group.first_visible_block(start, self.block_size), len(table))
-            if end > first:
-                table[first:end] = [None] * (end - first)
-                blocks.first_live[place] = end
-        self._give_back(passed)

@@ -26,6 +26,35 @@ class SequenceBlocks:
     first_live: list[int] = attrs.field(factory=list)
     """For each group, the entries before it are None."""
 
+    def cut(self, num_entries: int) -> list[BlockId]:
+        """Drop the entries from `num_entries` on; returns their blocks, last ones first, the groups side by side."""
+        if len(self.tables) == 1:
+            gone = [block for block in reversed(self.tables[0][num_entries:]) if block is not None]
+        else:
+            rows = zip(*(reversed(table[num_entries:]) for table in self.tables), strict=True)
+            gone = [block for row in rows for block in row if block is not None]
+        for group, table in enumerate(self.tables):
+            del table[num_entries:]
+            self.first_live[group] = min(self.first_live[group], num_entries)
+        return gone
+
+    def passed(self, window_starts: list[int]) -> list[BlockId]:
+        """The blocks before each group's window, first ones first."""
+        return [
+            block
+            for table, first, start in zip(self.tables, self.first_live, window_starts, strict=True)
+            for block in table[first:start]
+            if block is not None
+        ]
+
+    def leave_window(self, window_starts: list[int]) -> None:
+        """Make None of the entries before each group's window."""
+        for group, (table, start) in enumerate(zip(self.tables, window_starts, strict=True)):
+            first, end = self.first_live[group], min(start, len(table))
+            if end > first:
+                table[first:end] = [None] * (end - first)
+                self.first_live[group] = end
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class PrefixMatch:
