@@ -196,7 +196,7 @@ class Scheduler:
         needy = [sequence for sequence in self._decoding if sequence.num_computed >= sequence.limit]
         if needy and self._in_flight:
             growing = sum(sequence.num_computed + 1 < sequence.most_tokens for sequence in needy)
-            if growing * self._cache.num_groups > self._cache.num_free_blocks:
+            if growing * len(self._cache.groups) > self._cache.num_free_blocks:
                 return False
         needy.sort(key=self._waiting.rank)
         for sequence in needy:
@@ -242,7 +242,7 @@ class Scheduler:
     def _grow_prefill(self, sequence: Sequence, length: int, draft: Draft) -> bool:
         """Find blocks for a chunk, a shorter one if need be; worse sequences give way before it must rest."""
         while True:
-            for attempt in (length, self._coverable(sequence)):
+            for attempt in (length, self._coverable(sequence), 1):
                 if 0 < attempt <= length:
                     writes = self._cache.reserve(sequence.blocks, sequence.num_computed + attempt)
                     if writes is not None:
@@ -265,7 +265,8 @@ class Scheduler:
             match = self._cache.match(sequence.blocks, sequence.tokens)
             length = self._chunk(sequence, match.num_tokens, draft.budget)
             # The whole prompt must fit beside what the prompts under way still need, or they would preempt each other.
-            if not self._cache.fits(match, len(sequence.tokens), spare=promised):
+            # Alone it needs no such room: the pool holds one sequence of any length, in windows if not at once.
+            if self.num_running and not self._cache.fits(match, len(sequence.tokens), spare=promised):
                 return
             if not self._cache.admit(sequence.blocks, match, match.num_tokens + length):
                 return
@@ -322,14 +323,14 @@ class Scheduler:
     def _coverable(self, sequence: Sequence) -> int:
         """The longest chunk that the free blocks could hold, at least."""
         block_size = self._cache.block_size
-        free = self._cache.num_free_blocks // self._cache.num_groups
+        free = self._cache.num_free_blocks // len(self._cache.groups)
         return -(-sequence.num_computed // block_size) * block_size - sequence.num_computed + free * block_size
 
     def _blocks_to_come(self, sequence: Sequence) -> int:
         """Blocks that a prompt under way will still ask for."""
         block_size = self._cache.block_size
         missing = -(-len(sequence.tokens) // block_size) - -(-sequence.blocks.num_tokens // block_size)
-        return missing * self._cache.num_groups
+        return missing * len(self._cache.groups)
 
     def _set_limit(self, sequence: Sequence, num_tokens: int) -> None:
         block_size = self._cache.block_size
@@ -391,7 +392,7 @@ class Scheduler:
         for sequence in (*self._decoding, *self._prefilling):
             if self._batch.get(_id(sequence)) is not sequence:
                 raise AssertionError(f"a running sequence of {sequence.request.id} is not in the batch")
-            if sequence.num_computed > sequence.blocks.num_tokens:
+            if sequence.num_computed > len(sequence.blocks.tables[0]) * self._cache.block_size:
                 raise AssertionError(f"{sequence.request.id} computes tokens it has no blocks for")
         if self.num_running > self._config.max_num_seqs:
             raise AssertionError(f"{self.num_running} sequences run, {self._config.max_num_seqs} may (S1)")

@@ -1,0 +1,133 @@
+"""The scheduler's laws S1 to S8, on a readable memory (see memory.py and world.py).
+
+S1  the token budget and the sequence cap hold in every step (asserted by the device)
+S2  a decoding sequence gets its token every step unless it is preempted
+S3  first come, first served: requests are admitted in the order they came
+S4  preemption only for want of blocks; it changes nobody's text, and the victim keeps its place
+S5  after an abort no later plan names the sequence, and its blocks are back
+S6  if anything can run the plan is not empty; without arrivals everything finishes within a stated number of steps
+S7  every request gets exactly one terminal event, after its last token
+S8  each request's tokens are those of the request run alone, whatever was around it
+"""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from triolet.engine.core.events import FinishReason
+from triolet.engine.core.params import SamplingParams
+
+from .world import Shape, World
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    """The swarm: pools from barely one sequence, budgets from 1, blocks of 1 to 32 tokens, up to 3 plans ahead."""
+    max_num_seqs = draw(st.integers(1, 6))
+    return Shape(
+        block_size=draw(st.sampled_from([1, 2, 3, 4, 8, 16, 32])),
+        num_blocks=draw(st.integers(2, 24)),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 20)),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 8])),
+        enable_prefix_caching=draw(st.booleans()),
+        depth=draw(st.sampled_from([1, 1, 2, 3])),
+        vocab_size=draw(st.sampled_from([2, 3, 8, 64])),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn, shape: Shape) -> tuple[list[int], SamplingParams, str]:
+    """A prompt of few different tokens (so that prefixes are shared), and an answer that fits the pool with it."""
+    longest = min(shape.max_model_len - 1, 60)
+    prompt = draw(st.lists(st.integers(1, 2), min_size=1, max_size=longest))
+    max_tokens = draw(st.integers(1, min(shape.max_model_len - len(prompt), 40)))
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=draw(st.sampled_from([0, 0, min(3, max_tokens)])),
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=draw(st.sampled_from([(), (), (1,)])),
+    )
+    return prompt, params, draw(st.sampled_from(["", "", "salt"]))
+
+
+def most_steps(world: World) -> int:
+    """No step is empty while something is open, and even when each request is preempted by every other one's growth
+    the tokens computed are bounded: by the square of what is asked for."""
+    total = sum(len(record.request.prompt_token_ids) + (record.request.params.max_tokens or 0) for record in world.open)
+    return 10 + total * (2 + len(world.open))
+
+
+@given(data=st.data())
+def test_s6_s7_s8_a_batch_of_requests_finishes_and_each_is_as_if_alone(data: st.DataObject) -> None:
+    """S6, S7, S8: all requests at once, in any configuration, end with the tokens of their solo runs."""
+    shape = data.draw(shapes())
+    world = World(shape)
+    for prompt, params, salt in data.draw(st.lists(requests(shape), min_size=1, max_size=8)):
+        world.submit(prompt, params, salt=salt)
+    world.finish(most_steps(world))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrivals, steps and aborts in any order, then no more arrivals."""
+
+    world: World
+
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self.world = World(data.draw(shapes()))
+
+    @rule(data=st.data())
+    def submit(self, data: st.DataObject) -> None:
+        prompt, params, salt = data.draw(requests(self.world.shape))
+        self.world.submit(prompt, params, salt=salt)
+
+    @rule(steps=st.integers(1, 8))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.world.step()
+
+    @precondition(lambda self: self.world.open)
+    @rule(data=st.data())
+    def s5_abort(self, data: st.DataObject) -> None:
+        world = self.world
+        record = data.draw(st.sampled_from(world.open))
+        world.abort(record.request.id)
+        assert record.finished is FinishReason.ABORT
+
+    @invariant()
+    def laws_hold(self) -> None:
+        if hasattr(self, "world"):
+            self.world.scheduler.check()
+
+    @invariant()
+    def s3_first_come_first_served(self) -> None:
+        if hasattr(self, "world"):
+            admitted = [r.num_cached_tokens is not None for r in self.world.records.values() if not r.aborted]
+            assert admitted == sorted(admitted, reverse=True), "S3: nobody is admitted before an earlier one"
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.finish(most_steps(self.world))
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(stateful_step_count=40)
+
+
+@given(data=st.data())
+def test_s2_a_decoding_sequence_gets_a_token_in_every_step(data: st.DataObject) -> None:
+    """S2: with blocks for all, a request that has begun to answer gets one token a step, whoever arrives."""
+    num_seqs = data.draw(st.integers(2, 6))
+    budget = num_seqs + data.draw(st.integers(0, 6))
+    world = World(Shape(num_blocks=400, block_size=4, max_num_seqs=num_seqs, max_num_batched_tokens=budget))
+    first = world.records[world.submit([1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))]
+    while not first.given:
+        world.step()
+    for _ in range(29):
+        if data.draw(st.booleans()):
+            world.submit([1] * data.draw(st.integers(1, 50)), SamplingParams(max_tokens=5))
+        before = len(first.given)
+        world.step()
+        assert len(first.given) == before + 1
+    assert first.finished is FinishReason.LENGTH
