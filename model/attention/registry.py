@@ -1,0 +1,54 @@
+"""Attention backends by name. A backend's module is imported when it is chosen, so that what it needs may be absent."""
+
+from collections.abc import Callable
+
+from ...engine.core.errors import ConfigurationError
+from .interface import AttentionBackend
+
+
+def _torch() -> type[AttentionBackend]:
+    from .torch_backend import TorchAttention
+
+    return TorchAttention
+
+
+_BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {"torch": _torch}
+"""Name → import of the class."""
+_PREFERRED: dict[str, tuple[str, ...]] = {}
+"""Device type → names to try, best first; `torch` is behind them all and runs anywhere."""
+
+
+def register_backend(
+    name: str, load: Callable[[], type[AttentionBackend]], *, preferred_on: tuple[str, ...] = ()
+) -> None:
+    """Add a backend under a new name; `preferred_on` names device types where it is tried before the others."""
+    if name in _BACKENDS:
+        raise ValueError(f"there is an attention backend {name!r} already")
+    _BACKENDS[name] = load
+    for device_type in preferred_on:
+        _PREFERRED[device_type] = (name, *_PREFERRED.get(device_type, ()))
+
+
+def backend_names() -> tuple[str, ...]:
+    """All names, sorted."""
+    return tuple(sorted(_BACKENDS))
+
+
+def choose_backend(name: str | None, device_type: str) -> type[AttentionBackend]:
+    """The backend of that name, or without a name the best that this kind of device can run.
+
+    Raises `ConfigurationError` for an unknown name, listing the valid ones, and for one that cannot run here.
+    """
+    if name is None:
+        for candidate in _PREFERRED.get(device_type, ()):
+            if (backend := _BACKENDS[candidate]()).unusable(device_type) is None:
+                return backend
+        return _torch()
+    if name not in _BACKENDS:
+        raise ConfigurationError(
+            f"--attention-backend {name!r} is not known; valid names are {', '.join(backend_names())}."
+        )
+    backend = _BACKENDS[name]()
+    if (reason := backend.unusable(device_type)) is not None:
+        raise ConfigurationError(f"--attention-backend {name} cannot be used here: {reason}.")
+    return backend

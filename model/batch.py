@@ -1,0 +1,261 @@
+"""The device's kept batch: one row for each sequence, columns for what a step needs, changed by a plan's differences.
+
+A row's tokens, as half-open ranges of positions:
+
+    [0, computed)        K and V are in the blocks
+    [computed, known)    still to compute: more than one only until the sequence first samples
+    known                where the next sampled token goes
+
+The columns are numpy arrays on the host; a step of unchanged decodes touches each of them once and makes no object per
+sequence. Every broken promise of a plan raises `AssertionError` and says which.
+"""
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.core.ids import SequenceId
+from ..engine.core.plan import JoinedSequence, StepPlan
+from .attention.interface import Int32Array, Int64Array, StepLayout
+from .sampling import SamplingRows
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StepWork:
+    """What a step computes: the flat batch, where it lies, and which of its rows are sampled."""
+
+    rows: Int64Array
+    """The batch's rows that compute anything, in the order of the layout."""
+    token_ids: Int64Array
+    positions: Int64Array
+    layout: StepLayout
+    sampled_rows: Int64Array
+    """Rows of the batch that sample a token."""
+    sampled_tokens: Int64Array
+    """Their last tokens' rows in the flat batch, in the same order."""
+
+
+_COLUMNS = np.dtype(
+    [
+        ("computed", np.int64),
+        ("known", np.int64),
+        ("last_token", np.int64),
+        ("num_prompt_tokens", np.int64),
+        ("min_tokens", np.int64),
+        ("temperature", np.float64),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("seed", np.uint64),
+    ]
+)
+
+
+class KeptBatch:
+    """Rows stand in no promised order: the place of one that leaves is taken by the last."""
+
+    def __init__(self, *, num_groups: int, block_size: int, num_blocks: int) -> None:
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._row: dict[SequenceId, int] = {}
+        self._joined: list[JoinedSequence] = []
+        """As they came, in the order of the rows."""
+        self._tokens: list[Int64Array] = []
+        """The tokens known when the sequence joined."""
+        self._columns = np.zeros(8, _COLUMNS)
+        self._tables: list[Int32Array] = [np.full((8, 8), -1, np.int32) for _ in range(num_groups)]
+        self._waiting = 0
+        """Rows whose end tokens may not come yet, or not all: an upper bound, 0 lets a step skip them."""
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def sequence(self, row: int) -> SequenceId:
+        return self._joined[row].sequence
+
+    def apply(self, plan: StepPlan) -> None:
+        """Parts 1 to 3 of a plan: leave, join, write tables."""
+        for sequence in plan.left:
+            self._leave(sequence)
+        for joined in plan.joined:
+            self._join(joined)
+        if len(self) != plan.num_sequences:
+            raise AssertionError(f"the plan counts {plan.num_sequences} sequences, the batch has {len(self)}")
+        if plan.write_blocks:
+            self._write_tables(plan)
+
+    def work(self, plan: StepPlan) -> StepWork | None:
+        """What is to be computed (part 5); None if nothing is. Changes nothing."""
+        lengths = self._lengths(plan)
+        rows = np.flatnonzero(lengths)
+        if not rows.size:
+            return None
+        lengths = lengths[rows]
+        starts, known = self._columns["computed"][rows], self._columns["known"][rows]
+        contexts, ends = starts + lengths, np.cumsum(lengths)
+        row_of_token = np.repeat(rows, lengths)
+        positions = np.arange(ends[-1]) + np.repeat(contexts - ends, lengths)
+        samples = contexts == known
+        layout = StepLayout(
+            query_lengths=lengths,
+            context_lengths=contexts,
+            tables=tuple(table[rows] for table in self._tables),
+            write_slots=tuple(self._slots(table, row_of_token, positions) for table in self._tables),
+        )
+        return StepWork(
+            rows=rows,
+            token_ids=self._token_ids(rows, starts, lengths, ends),
+            positions=positions,
+            layout=layout,
+            sampled_rows=rows[samples],
+            sampled_tokens=ends[samples] - 1,
+        )
+
+    def sampling(self, rows: Int64Array) -> SamplingRows:
+        """What these rows ask for, each at the position that it samples now."""
+        columns = self._columns[rows]
+        return SamplingRows(
+            temperature=columns["temperature"],
+            top_k=columns["top_k"],
+            top_p=columns["top_p"],
+            min_p=columns["min_p"],
+            seeds=columns["seed"],
+            positions=columns["known"],
+            masked=self._masked(rows, columns) if self._waiting else (),
+        )
+
+    def advance(self, work: StepWork, rows: Int64Array, tokens: Int64Array) -> None:
+        """After the step: all of `work` is computed, and these rows have sampled these tokens."""
+        self._columns["computed"][work.rows] = work.layout.context_lengths
+        self._columns["known"][rows] += 1
+        self._columns["last_token"][rows] = tokens
+
+    def _leave(self, sequence: SequenceId) -> None:
+        row = self._find(sequence, "leaves")
+        del self._row[sequence]
+        last = len(self._joined) - 1
+        self._waiting -= self._joined[row].sampling.min_tokens > 0
+        if row != last:
+            self._joined[row], self._tokens[row] = self._joined[last], self._tokens[last]
+            self._columns[row] = self._columns[last]
+            self._row[self._joined[row].sequence] = row
+            for table in self._tables:
+                table[row] = table[last]
+        self._joined.pop()
+        self._tokens.pop()
+        for table in self._tables:
+            table[last] = -1
+
+    def _join(self, joined: JoinedSequence) -> None:
+        name, known = joined.sequence, len(joined.token_ids)
+        if name in self._row:
+            raise AssertionError(f"sequence {name} joins, but is in the batch already")
+        if not 0 <= joined.num_computed < known:
+            raise AssertionError(f"sequence {name} joins with {joined.num_computed} of {known} tokens computed")
+        if len(joined.block_tables) != len(self._tables):
+            raise AssertionError(
+                f"sequence {name} joins with {len(joined.block_tables)} tables, not {len(self._tables)}"
+            )
+        row = len(self._joined)
+        self._reserve(row + 1, max(map(len, joined.block_tables)))
+        for table, blocks in zip(self._tables, joined.block_tables, strict=True):
+            table[row, : len(blocks)] = [-1 if block is None else self._check_block(block) for block in blocks]
+        sampling = joined.sampling
+        self._columns[row] = (
+            joined.num_computed,
+            known,
+            joined.token_ids[-1],
+            joined.num_prompt_tokens,
+            sampling.min_tokens if joined.end_token_ids else 0,
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            joined.seed % 2**64,
+        )
+        self._waiting += sampling.min_tokens > 0
+        self._row[name] = row
+        self._joined.append(joined)
+        self._tokens.append(np.array(joined.token_ids, np.int64))
+
+    def _write_tables(self, plan: StepPlan) -> None:
+        rows = [self._find(sequence, "has a table entry written") for sequence in plan.write_sequences]
+        if not len(rows) == len(plan.write_groups) == len(plan.write_indexes) == len(plan.write_blocks):
+            raise AssertionError("the columns of the plan's table writes differ in length")
+        self._reserve(0, max(plan.write_indexes) + 1)
+        for row, group, index, block in zip(
+            rows, plan.write_groups, plan.write_indexes, plan.write_blocks, strict=True
+        ):
+            if not 0 <= group < len(self._tables):
+                raise AssertionError(f"a table entry of group {group} is written; there are {len(self._tables)} groups")
+            self._tables[group][row, index] = self._check_block(block)
+
+    def _lengths(self, plan: StepPlan) -> Int64Array:
+        """How many tokens each row computes."""
+        columns = self._columns[: len(self)]
+        lengths = np.ones(len(self), np.int64)
+        if len(plan.chunk_sequences) != len(plan.chunk_lengths):
+            raise AssertionError("the columns of the plan's chunks differ in length")
+        if plan.chunk_sequences:
+            rows = [self._find(sequence, "computes a chunk") for sequence in plan.chunk_sequences]
+            lengths[rows] = plan.chunk_lengths
+        remaining = columns["known"] - columns["computed"]
+        if ((lengths < 0) | (lengths > remaining)).any():
+            row = int(np.flatnonzero((lengths < 0) | (lengths > remaining))[0])
+            raise AssertionError(
+                f"sequence {self.sequence(row)} is to compute {lengths[row]} tokens; it has {remaining[row]} to compute"
+            )
+        if int(lengths.sum()) != plan.num_tokens:
+            raise AssertionError(f"the plan counts {plan.num_tokens} tokens, its sequences {int(lengths.sum())}")
+        return lengths
+
+    def _token_ids(self, rows: Int64Array, starts: Int64Array, lengths: Int64Array, ends: Int64Array) -> Int64Array:
+        tokens = np.empty(int(ends[-1]), np.int64)
+        last = starts + lengths == self._columns["known"][rows]
+        tokens[ends[last] - 1] = self._columns["last_token"][rows[last]]
+        for i in np.flatnonzero((lengths > 1) | ~last):
+            start = int(starts[i])
+            tokens[ends[i] - lengths[i] : ends[i]] = self._tokens[rows[i]][start : start + int(lengths[i])]
+        return tokens
+
+    def _slots(self, table: Int32Array, rows: Int64Array, positions: Int64Array) -> Int64Array:
+        """The row of `KVTensors.rows` where each token is written."""
+        indexes = positions // self._block_size
+        blocks = table[rows, np.minimum(indexes, table.shape[1] - 1)]
+        bad = (blocks < 0) | (indexes >= table.shape[1])
+        if bad.any():
+            at = int(np.flatnonzero(bad)[0])
+            raise AssertionError(
+                f"sequence {self.sequence(int(rows[at]))} is to write position {positions[at]}, "
+                f"but its table has no block {indexes[at]}"
+            )
+        slots: Int64Array = blocks.astype(np.int64) * self._block_size + positions % self._block_size
+        return slots
+
+    def _masked(self, rows: Int64Array, columns: npt.NDArray[np.void]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        early = columns["known"] - columns["num_prompt_tokens"] < columns["min_tokens"]
+        return tuple((int(i), self._joined[rows[i]].end_token_ids) for i in np.flatnonzero(early))
+
+    def _find(self, sequence: SequenceId, what: str) -> int:
+        row = self._row.get(sequence)
+        if row is None:
+            raise AssertionError(f"sequence {sequence} {what}, but is not in the batch")
+        return row
+
+    def _check_block(self, block: int) -> int:
+        if not 0 <= block < self._num_blocks:
+            raise AssertionError(f"block {block} is in a table, but there are {self._num_blocks} blocks")
+        return block
+
+    def _reserve(self, rows: int, width: int) -> None:
+        """Room for so many rows and table entries; doubles, so that growing costs little over time."""
+        if rows > len(self._columns):
+            self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)))
+        height, had = len(self._columns), self._tables[0].shape[1]
+        wide = had if width <= had else max(width, 2 * had)
+        if (height, wide) == self._tables[0].shape:
+            return
+        for group, table in enumerate(self._tables):
+            grown = np.full((height, wide), -1, np.int32)
+            grown[: table.shape[0], :had] = table
+            self._tables[group] = grown

@@ -1,0 +1,130 @@
+"""The Llama family in plain PyTorch: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+The batch is flat, `[num_tokens, hidden]`, sequences one behind the other; the model knows nothing of sequences, tables
+or caches: attention is a function it is given. Only the rows that are to be sampled go through the head.
+"""
+
+from collections.abc import Callable, Iterable
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, silu
+
+from .layers.linear import Linear
+from .layers.rms_norm import rms_norm
+from .layers.rotary import Rotary
+from .places import TensorPlaces, layer_parts
+from .spec import ModelSpec
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries, keys, values), each `[num_tokens, heads, head_dim]` and rotated → outputs shaped like the queries.
+It stores keys and values and attends to what each token's sequence has stored."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecoderLayer:
+    """The weights of a layer; `qkv` and `gate_up` are fused."""
+
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LlamaModel:
+    """Weights and forward pass. Immutable; called by the device thread alone, under `torch.inference_mode`."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+    embedding: Tensor
+    """`[vocab_size, hidden]`."""
+    layers: tuple[DecoderLayer, ...]
+    norm: Tensor
+    head: Linear
+    rotary: Rotary
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Logits `[len(rows), vocab_size]` in float32, of the tokens in these rows of the flat batch (None: of all).
+
+        `token_ids` and `positions` are int64 `[num_tokens]`. `rows` may be empty.
+        """
+        hidden = embedding(token_ids, self.embedding)
+        tables = self.rotary.tables(positions, self.dtype)
+        for index, layer in enumerate(self.layers):
+            hidden = self._layer(index, layer, hidden, tables, attend)
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        return self.head(rms_norm(hidden, self.norm, self.spec.rms_norm_eps)).float()
+
+    def _layer(
+        self, index: int, layer: DecoderLayer, hidden: Tensor, tables: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
+        spec, eps = self.spec, self.spec.rms_norm_eps
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        qkv = layer.qkv(rms_norm(hidden, layer.input_norm, eps)).view(-1, heads + 2 * kv_heads, spec.head_dim)
+        values = qkv[:, heads + kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries = rms_norm(qkv[:, :heads], layer.q_norm, eps)
+            keys = rms_norm(qkv[:, heads : heads + kv_heads], layer.k_norm, eps)
+            turned = self.rotary.rotate(torch.cat((queries, keys), 1), tables)
+        else:
+            turned = self.rotary.rotate(qkv[:, : heads + kv_heads], tables)
+        mixed = attend(index, turned[:, :heads], turned[:, heads:], values)
+        hidden = hidden + layer.output(mixed.view(-1, heads * spec.head_dim))
+        gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, -1)
+        return hidden + layer.down(silu(gate).mul_(up))
+
+
+def build_model(
+    spec: ModelSpec,
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    max_model_len: int | None = None,
+) -> LlamaModel:
+    """Build a model from tensors under their Hugging Face names, in any order.
+
+    `max_model_len` matters to rotary types that depend on the length (see `layers/rotary.py`); None is the model's own.
+    Raises `ModelLoadError` for a missing, unknown, doubled or wrongly shaped tensor, naming it, and for rotary
+    parameters that are not known.
+    """
+    places = TensorPlaces(dtype=dtype, device=device)
+    rotary = Rotary(spec, max_model_len=max_model_len, device=device)
+    table = places.place({"model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size)})
+    layers = tuple(_declare_layer(places, spec, layer) for layer in range(spec.num_layers))
+    norm = places.place({"model.norm.weight": (spec.hidden_size,)})
+    head = table if spec.tied_embeddings else places.place({"lm_head.weight": (spec.vocab_size, spec.hidden_size)})
+    # A tied model's checkpoint may name the same matrix twice.
+    places.fill(weights, ignore=frozenset({"lm_head.weight"}) if spec.tied_embeddings else frozenset())
+    return LlamaModel(
+        spec=spec,
+        dtype=dtype,
+        device=torch.device(device),
+        embedding=table,
+        layers=layers,
+        norm=norm,
+        head=Linear(weight=head),
+        rotary=rotary,
+    )
+
+
+def _declare_layer(places: TensorPlaces, spec: ModelSpec, layer: int) -> DecoderLayer:
+    tensors = {name: places.place(parts) for name, parts in layer_parts(spec, layer).items()}
+    return DecoderLayer(
+        input_norm=tensors["input_norm"],
+        qkv=Linear(weight=tensors["qkv"], bias=tensors.get("qkv_bias")),
+        q_norm=tensors.get("q_norm"),
+        k_norm=tensors.get("k_norm"),
+        output=Linear(weight=tensors["output"], bias=tensors.get("output_bias")),
+        mlp_norm=tensors["mlp_norm"],
+        gate_up=Linear(weight=tensors["gate_up"], bias=tensors.get("gate_up_bias")),
+        down=Linear(weight=tensors["down"], bias=tensors.get("down_bias")),
+    )

@@ -1,0 +1,87 @@
+"""The runner: takes a `StepPlan`, answers a `StepResult`; all that touches torch while the engine runs is below it.
+
+Synchronous, and used by one thread, the device thread. A request's fault never raises here: unusable logits end their
+sequence alone, through `StepResult.failed`. A plan that breaks its promises raises `AssertionError`, which is our own
+bug and ends the engine.
+"""
+
+import time
+
+import numpy as np
+import torch
+
+from ..engine.core.ids import SequenceId, TokenId
+from ..engine.core.plan import StepPlan, StepResult
+from .attention import AttentionShape, choose_backend
+from .batch import KeptBatch, StepWork
+from .kv import KVTensors
+from .llama import LlamaModel
+from .sampling import BoolArray, Int64Array, sample
+
+UNUSABLE = "the model's logits are not numbers"
+"""Why a sequence failed, fit for a client."""
+
+
+class ModelRunner:
+    """Keeps the batch and carries out plans, in the order that `engine/core/plan.py` writes down."""
+
+    def __init__(self, model: LlamaModel, *, kv: KVTensors, attention_backend: str | None = None) -> None:
+        """`attention_backend` is a name of the registry; None takes the best for the model's device.
+
+        Raises `ConfigurationError` for a name that is not known or cannot run here.
+        """
+        self.model = model
+        self.kv = kv
+        backend = choose_backend(attention_backend, model.device.type)
+        self.attention = backend(AttentionShape.of(model.spec), kv)
+        self._batch = KeptBatch(num_groups=kv.num_groups, block_size=kv.block_size, num_blocks=kv.num_blocks)
+        self._step = 0
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan. Blocks until its tokens are known."""
+        started = time.perf_counter()
+        if plan.step != self._step + 1:
+            raise AssertionError(f"step {plan.step} comes after step {self._step}")
+        self._step = plan.step
+        self._batch.apply(plan)
+        self.kv.copy_blocks(plan.copy_sources, plan.copy_targets)
+        work = self._batch.work(plan)
+        if work is None:
+            return StepResult(step=plan.step, seconds=time.perf_counter() - started)
+        tokens, usable = self._compute(work)
+        return self._answer(plan.step, work, tokens, usable, started)
+
+    def _compute(self, work: StepWork) -> tuple[Int64Array, BoolArray]:
+        """Run the model over the flat batch and sample. Tokens and their usability, for each of `work.sampled_rows`."""
+        backend, device = self.attention, self.model.device
+        metadata = backend.prepare(work.layout)
+
+        def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            backend.write(layer, keys, values, metadata)
+            return backend.attend(layer, queries, metadata)
+
+        logits = self.model.forward(
+            torch.from_numpy(work.token_ids).to(device),
+            torch.from_numpy(work.positions).to(device),
+            attend,
+            torch.from_numpy(work.sampled_tokens).to(device),
+        )
+        if not work.sampled_rows.size:
+            return np.empty(0, np.int64), np.empty(0, np.bool_)
+        return sample(logits, self._batch.sampling(work.sampled_rows))
+
+    def _answer(self, step: int, work: StepWork, tokens: Int64Array, usable: BoolArray, started: float) -> StepResult:
+        rows = work.sampled_rows
+        failed: tuple[tuple[SequenceId, str], ...] = ()
+        if not usable.all():
+            failed = tuple((self._batch.sequence(int(row)), UNUSABLE) for row in rows[~usable])
+            rows, tokens = rows[usable], tokens[usable]
+        self._batch.advance(work, rows, tokens)
+        return StepResult(
+            step=step,
+            sequences=tuple(map(self._batch.sequence, rows.tolist())),
+            token_ids=tuple(map(TokenId, tokens.tolist())),
+            failed=failed,
+            seconds=time.perf_counter() - started,
+        )
