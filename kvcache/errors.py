@@ -8,7 +8,8 @@
     └── PinLimitExceeded       the pin would keep more blocks from eviction than the limit allows
     LawBroken (AssertionError) `check()` found a law broken: a fault of the allocator itself, named by the law's number
 
-All but PinLimitExceeded mean that the caller is at fault; the allocator's state is as it was before the call.
+All but PinLimitExceeded mean that the caller is at fault. Except after DoubleFree, which no table that obeys the laws
+causes, the allocator's state is as it was before the call.
 """
 
 

@@ -105,9 +105,10 @@ class KVCacheManager:
 
     def fits(self, match: PrefixMatch, num_tokens: int, *, spare: int = 0) -> bool:
         """Whether `admit` could cover [0, num_tokens) now and leave `spare` blocks available beside. Takes nothing."""
-        hits = [block for table in match.tables for block in table if block is not None]
-        num_new = (self._num_entries(num_tokens) - match.num_tokens // self.block_size) * len(self.groups)
-        return num_new + sum(map(self._pool.is_evictable, hits)) + spare <= self._pool.num_available
+        num_new = self._num_entries(num_tokens) - match.num_tokens // self.block_size
+        # A hit on a cached block takes it out of what is available, as a new block does.
+        num_idle = sum(map(self._pool.is_evictable, match.blocks()))
+        return num_new * len(self.groups) + num_idle + spare <= self._pool.num_available
 
     def admit(self, blocks: SequenceBlocks, match: PrefixMatch, num_tokens: int) -> bool:
         """Take the matched blocks and cover positions [0, num_tokens). False: cannot be met, nothing changed (K8).
@@ -121,12 +122,10 @@ class KVCacheManager:
         pool = self._pool
         num_hits = match.num_tokens // self.block_size
         num_new = self._num_entries(num_tokens) - num_hits
-        hits = [block for table in match.tables for block in table if block is not None]
         self._confirm(blocks, match)
-        num_idle = sum(map(pool.is_evictable, hits))
-        if num_new * len(self.groups) + num_idle > pool.num_available:
+        if not self.fits(match, num_tokens):
             return False
-        pool.acquire(hits)
+        pool.acquire(match.blocks())
         for group, table in enumerate(blocks.tables):
             table += match.tables[group]
             table += self._take(num_new)

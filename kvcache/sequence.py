@@ -67,3 +67,7 @@ class PrefixMatch:
     """Tokens that need not be computed: a multiple of the block size, less than the prompt has."""
     tables: tuple[list[BlockId | None], ...] = attrs.field(repr=False)
     """`num_tokens / block_size` entries for each group; None where its window does not reach."""
+
+    def blocks(self) -> list[BlockId]:
+        """All blocks of the match."""
+        return [block for table in self.tables for block in table if block is not None]
