@@ -1,0 +1,168 @@
+"""The quick routes, in Quart: models, health, version, the tokenizer, metrics; and every unknown path.
+
+Nothing here streams or waits for the engine's steps. Errors of all kinds have OpenAI's shape.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.exceptions import MethodNotAllowed as WrongMethod
+from werkzeug.exceptions import NotFound as NoRoute
+
+from ..engine.core.errors import EngineDead, InvalidRequest, RequestError, TrioletError
+from ..engine.prompt import ChatPrompt, Prompt, TextPrompt
+from .body import decode, too_large
+from .errors import BodyTimeout, MethodNotAllowed, NotFound, as_http
+from .service import Service
+from .wire import DetokenizeRequest, TokenizeRequest, template_messages
+
+T = TypeVar("T")
+
+LONG_TOKENS = 4096
+"""From here on tokens are turned into text in a worker thread, so that no stream stalls."""
+
+
+def build_app(service: Service) -> QuartTrio:
+    """The application for everything but the generating routes."""
+    app = QuartTrio("triolet")
+    app.config.update(
+        RESPONSE_TIMEOUT=None,  # The default cuts a response after 60 s, silently.
+        BODY_TIMEOUT=service.config.body_timeout,
+        MAX_CONTENT_LENGTH=service.config.max_body_size,
+        PROPAGATE_EXCEPTIONS=False,
+    )
+    app.register_error_handler(Exception, _on_error)
+    for path, method, handler in _routes(service):
+        app.add_url_rule(path, endpoint=f"{method} {path}", view_func=handler, methods=[method])
+    return app
+
+
+Handler = Callable[..., Coroutine[Any, Any, Response]]
+
+
+def _routes(service: Service) -> list[tuple[str, str, Handler]]:
+    routes = _Routes(service)
+    return [
+        ("/health", "GET", routes.health),
+        ("/version", "GET", routes.version),
+        ("/metrics", "GET", routes.metrics),
+        ("/v1/models", "GET", routes.models),
+        ("/v1/models/<path:name>", "GET", routes.model),
+        ("/tokenize", "POST", routes.tokenize),
+        ("/detokenize", "POST", routes.detokenize),
+    ]
+
+
+class _Routes:
+    """The handlers, over one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self) -> Response:
+        """200 while requests are answered, 503 with the reason otherwise."""
+        reason = self._service.health
+        if reason is None:
+            return _json({"status": "ok"})
+        closed = self._service.lifecycle.closed_because
+        answer = as_http(closed if self._service.engine.health is None and closed is not None else EngineDead(reason))
+        return _answer(answer.body, answer.status, answer.headers)
+
+    async def version(self) -> Response:
+        return _json({"version": self._service.version})
+
+    async def metrics(self) -> Response:
+        body, content_type = self._service.metrics.render()
+        return Response(body, content_type=content_type)
+
+    async def models(self) -> Response:
+        return _json({"object": "list", "data": [self._card(name) for name in self._service.model_names]})
+
+    async def model(self, name: str) -> Response:
+        return _json(self._card(self._service.check_model(name)))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        engine = self._service.engine
+        return {
+            "id": name,
+            "object": "model",
+            "created": engine.created,
+            "owned_by": "triolet",
+            "root": engine.model_name,
+            "parent": None,
+            "max_model_len": engine.max_model_len,
+        }
+
+    async def tokenize(self) -> Response:
+        """vLLM's shape: a prompt or messages in, the tokens and their number out."""
+        body = await _body(TokenizeRequest)
+        self._service.check_model(body.model)
+        prompt: Prompt
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("Give either prompt or messages.", param="prompt")
+        if body.messages is not None:
+            messages = template_messages(body.messages)
+            prompt = ChatPrompt(messages=messages, add_generation_prompt=body.add_generation_prompt)
+        else:
+            prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens)
+        engine = self._service.engine
+        tokens = await engine.tokenizer.encode(prompt)
+        return _json({"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens})
+
+    async def detokenize(self) -> Response:
+        """At most as many tokens as the model takes: the work of a request is bounded."""
+        body = await _body(DetokenizeRequest)
+        self._service.check_model(body.model)
+        engine = self._service.engine
+        if len(body.tokens) > engine.max_model_len:
+            raise InvalidRequest(
+                f"tokens may hold at most {engine.max_model_len} token ids, not {len(body.tokens)}.", param="tokens"
+            )
+        if len(body.tokens) < LONG_TOKENS:
+            text = engine.tokenizer.decode(body.tokens)
+        else:
+            text = await trio.to_thread.run_sync(engine.tokenizer.decode, body.tokens, abandon_on_cancel=True)
+        return _json({"prompt": text})
+
+
+async def _body(type_: type[T]) -> T:
+    data = await request.get_data()
+    return decode(data if isinstance(data, bytes) else data.encode(), type_)
+
+
+def _json(value: Any) -> Response:
+    return _answer(msgspec.json.encode(value), 200)
+
+
+def _answer(body: bytes, status: int, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Response:
+    response = Response(body, status=status, content_type="application/json")
+    for name, value in headers:
+        response.headers[name.decode()] = value.decode()
+    return response
+
+
+async def _on_error(error: Exception) -> Response:
+    answer = as_http(_ours(error))
+    return _answer(answer.body, answer.status, answer.headers)
+
+
+def _ours(error: Exception) -> Exception:
+    """Quart's exceptions as our own; anything else as it is."""
+    if isinstance(error, TrioletError) or not isinstance(error, HTTPException):
+        return error
+    if isinstance(error, WrongMethod):
+        allow = ", ".join(sorted(error.valid_methods or ()))
+        return MethodNotAllowed(f"{request.path[:256]} answers {allow}, not {request.method[:32]}.", allow=allow)
+    if isinstance(error, NoRoute):
+        return NotFound(f"There is no route {request.path[:256]}.")
+    if isinstance(error, RequestEntityTooLarge):
+        return too_large(int(request.max_content_length or 0))
+    if error.code == 408:
+        return BodyTimeout("The body of the request did not arrive in time.")
+    ours: RequestError = InvalidRequest(error.description or error.name)
+    return ours

@@ -1,0 +1,95 @@
+"""The `triolet` command: its flags are the fields of EngineConfig and ServerConfig.
+
+Nothing heavy is imported until a command runs, so that help is quick. A mistake in the flags, and an engine that
+refuses to start, is one line on stderr and exit status 2.
+"""
+
+import sys
+from typing import Annotated
+
+import attrs
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+
+from .. import __version__
+from ..engine.config import EngineConfig
+from ..engine.core.errors import ConfigurationError, StartError
+from .config import ServerConfig, parse_size
+
+SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size")
+
+HELP = """An LLM serving engine: a paged KV cache and continuous batching behind an OpenAI-compatible server.
+
+`triolet serve` alone serves a small built-in model on http://127.0.0.1:8000/v1.
+"""
+
+
+def _read_sizes(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Turn `2GiB` into bytes, for the flags that take a size."""
+    for argument in arguments:
+        if argument.name in SIZE_FLAGS:
+            argument.tokens[:] = [
+                token.evolve(value=str(parse_size(token.value, argument.name))) if token.value else token
+                for token in argument.tokens
+            ]
+
+
+app = App(name="triolet", version=__version__, help=HELP, config=_read_sizes)
+
+_SERVER = Group.create_ordered("Server")
+_ENGINE = Group.create_ordered("Engine")
+
+SERVER_DEFAULTS = ServerConfig()
+ENGINE_DEFAULTS = EngineConfig()
+
+
+@app.command
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    server: Annotated[ServerConfig, Parameter(name="*", group=_SERVER)] = SERVER_DEFAULTS,
+    engine: Annotated[EngineConfig, Parameter(name="*", group=_ENGINE)] = ENGINE_DEFAULTS,
+) -> int:
+    """Serve a model over HTTP, with OpenAI's routes.
+
+    Parameters
+    ----------
+    model
+        A folder (Hugging Face layout), a .gguf file or a hub name (owner/name). Without one, the built-in model.
+    """
+    if model is not None:
+        if engine.model is not None:
+            raise ConfigurationError("Give the model once: as MODEL or as --model.")
+        engine = attrs.evolve(engine, model=model)
+
+    from .log import configure_logging
+
+    configure_logging(server.log_level)
+
+    import trio
+
+    from ..engine.open import open_engine
+    from . import serve as serving
+
+    async def run() -> int:
+        return await serving.serve(engine, server, open_engine=open_engine, version=__version__)
+
+    return trio.run(run)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point of the `triolet` command. Always raises SystemExit."""
+    try:
+        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _complain(str(error))
+    except StartError as error:
+        _complain(error.message)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _complain(message: str) -> None:
+    print(f"triolet: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

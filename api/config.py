@@ -1,0 +1,84 @@
+"""How the server listens and what it lets in: `ServerConfig`, frozen, built once by the command line.
+
+Imports the engine's errors, attrs, and cyclopts' `Parameter` (names of environment variables); no trio, no torch.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+import attrs
+from cyclopts import Parameter
+
+from ..engine.core.errors import ConfigurationError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Bytes from `1048576`, `512M`, `2GiB`, `1.5g`: every suffix counts in powers of 1024.
+
+    Raises ConfigurationError naming `flag`.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(f"{flag} takes bytes, or a number with K, M, G or T (512M, 2GiB), not {text!r}.")
+    return int(float(match[1]) * 1024 ** _POWERS[match[2].lower()])
+
+
+def _flag(attribute: "attrs.Attribute[Any]") -> str:
+    return "--" + attribute.name.replace("_", "-")
+
+
+def _positive(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
+    if not value > 0:
+        raise ConfigurationError(f"{_flag(attribute)} must be above 0, not {value}.")
+
+
+def _not_negative(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
+    if not value >= 0:
+        raise ConfigurationError(f"{_flag(attribute)} must be at least 0, not {value}.")
+
+
+def _port(_: object, __: object, value: int) -> None:
+    if not 0 <= value <= 65535:
+        raise ConfigurationError(f"--port must be from 0 to 65535, not {value}.")
+
+
+def _no_empty(_: object, attribute: "attrs.Attribute[Any]", value: tuple[str, ...]) -> None:
+    if not all(value):
+        raise ConfigurationError(f"{_flag(attribute)} must not be empty.")
+
+
+@attrs.frozen(kw_only=True)
+class ServerConfig:
+    """How to listen, whom to let in, and how long to wait for clients."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on; 0.0.0.0 is every IPv4 address of this machine."""
+    port: int = attrs.field(default=8000, validator=_port)
+    """The port to listen on; 0 takes a free one and prints it."""
+    api_key: Annotated[tuple[str, ...], Parameter(env_var="TRIOLET_API_KEY", negative=(), show_default=False)] = (
+        attrs.field(default=(), validator=_no_empty, repr=False)
+    )
+    """A key that clients must send as `Authorization: Bearer KEY`; may be given several times. Only /health is open."""
+    served_model_name: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = attrs.field(
+        default=(), validator=_no_empty
+    )
+    """The name that clients call the model by; may be given several times, the first one is the default."""
+    log_level: LogLevel = "info"
+    """What the log on stderr shows; debug adds one line for each request."""
+    write_timeout: float = attrs.field(default=30.0, validator=_positive)
+    """Seconds until a client that has stopped reading is dropped and its request freed."""
+    body_timeout: float = attrs.field(default=60.0, validator=_positive)
+    """Seconds that a client may take to send the body of a request."""
+    max_body_size: int = attrs.field(default=16 * 1024 * 1024, validator=_positive)
+    """Most bytes of a request's body (K, M, G count in 1024s); a longer one is answered with 413."""
+    keep_alive_timeout: float = attrs.field(default=10.0, validator=_positive)
+    """Seconds that a connection may be idle, or take to send the head of a request, before it is closed."""
+    ping_interval: float = attrs.field(default=10.0, validator=_positive)
+    """Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
+    shutdown_timeout: float = attrs.field(default=30.0, validator=_not_negative)
+    """Seconds that running requests may take to finish once the server is told to stop."""

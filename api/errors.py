@@ -1,0 +1,134 @@
+"""The api's own refusals, and the one place where an exception becomes an HTTP answer.
+
+    RequestError (engine)
+    ├── NotFound           404   no such route
+    ├── MethodNotAllowed   405   says which methods there are
+    ├── BodyTimeout        408   the body did not come in time
+    ├── BodyTooLarge       413   says the limit
+    ├── VersionRefused     505   HTTP/2 without TLS
+    └── ShuttingDown       503   says when to come back
+
+`as_http` lets no path, address or traceback out: what it does not know is a 500 with a fixed text, and is logged here.
+"""
+
+import logging
+
+import attrs
+import msgspec
+
+from ..engine.core.errors import RequestError, TrioletError
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN = "The server met an error of its own; this request failed, and its log says why."
+
+
+class NotFound(RequestError):
+    """No route has this path."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The route exists, with other methods: `allow` lists them."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class BodyTimeout(RequestError):
+    """The client took too long to send its request."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "body_timeout"
+
+
+class BodyTooLarge(RequestError):
+    """The body is over the limit; the rest of it is not kept."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+
+class VersionRefused(RequestError):
+    """HTTP/2 is not spoken here: hypercorn does not bound what it buffers for a stream."""
+
+    status = 505
+    type = "invalid_request_error"
+    code = "http_version_not_supported"
+
+
+class ShuttingDown(RequestError):
+    """The server has been told to stop."""
+
+    status = 503
+    code = "shutting_down"
+    retry_after_s = 5
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every answer that is an error, and the event that ends a broken stream."""
+
+    error: ErrorObject
+
+
+@attrs.frozen(kw_only=True)
+class HttpError:
+    """An error, ready to be sent."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def as_http(error: BaseException) -> HttpError:
+    """The status, body and headers that tell a client about `error`. An unknown error is logged with its traceback."""
+    if not isinstance(error, TrioletError):
+        log.error("a request failed for a reason that is not the client's", exc_info=error)
+        error = RequestError(_UNKNOWN)
+    headers: list[tuple[bytes, bytes]] = []
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(retry_after_s).encode()))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allow.encode()))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    body = ErrorBody(ErrorObject(message=error.message, type=error.type, param=error.param, code=error.code))
+    return HttpError(status=error.status, body=msgspec.json.encode(body), headers=tuple(headers))
+
+
+def leaf_error(group: BaseExceptionGroup[BaseException]) -> Exception | None:
+    """The one error of a group that a client should hear of: a known one before an unknown one.
+
+    None when all of them are cancellations.
+    """
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    known = [error for error in leaves if isinstance(error, TrioletError)]
+    others = [error for error in leaves if isinstance(error, Exception)]
+    return (known or others or [None])[0]

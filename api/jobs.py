@@ -1,0 +1,95 @@
+"""From a request's body to a job for the engine: the prompts, the parameters, and the format of the answer."""
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ..engine.core.errors import InvalidRequest
+from ..engine.core.params import SamplingParams
+from ..engine.prompt import ChatPrompt, TextPrompt, TokenPrompt
+from .answers import ChatFormat, CompletionFormat, Format
+from .body import decode
+from .service import Service
+from .wire import MAX_PROMPTS, ChatRequest, CompletionRequest, GenerateRequest, template_messages
+
+if TYPE_CHECKING:
+    from ..engine.prompt import Prompt
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """All that is to be done for one HTTP request."""
+
+    id: str
+    prompts: "tuple[Prompt, ...]"
+    params: SamplingParams
+    stream: bool
+    include_usage: bool
+    format: Format
+
+    def request_id(self, index: int) -> str:
+        """What the engine calls the request of prompt `index`."""
+        return self.id if len(self.prompts) == 1 else f"{self.id}-{index}"
+
+
+def chat_job(service: Service, body: bytes) -> Job:
+    """POST /v1/chat/completions. Raises InvalidRequest or ModelNotFound."""
+    request = decode(body, ChatRequest)
+    model = service.check_model(request.model)
+    request.refuse_unserved()
+    prompt = ChatPrompt(messages=template_messages(request.messages))
+    job_id = f"chatcmpl-{uuid.uuid4().hex}"
+    answer = ChatFormat(id=job_id, created=int(time.time()), model=model)
+    return _job(job_id, request, (prompt,), request.to_sampling(), answer)
+
+
+def completion_job(service: Service, body: bytes) -> Job:
+    """POST /v1/completions. Raises InvalidRequest or ModelNotFound."""
+    request = decode(body, CompletionRequest)
+    model = service.check_model(request.model)
+    request.refuse_unserved()
+    prompts = completion_prompts(request.prompt)
+    job_id = f"cmpl-{uuid.uuid4().hex}"
+    answer = CompletionFormat(id=job_id, created=int(time.time()), model=model)
+    return _job(job_id, request, prompts, request.to_sampling(), answer)
+
+
+def _job(
+    job_id: str, request: GenerateRequest, prompts: "tuple[Prompt, ...]", params: SamplingParams, answer: Format
+) -> Job:
+    return Job(
+        id=job_id,
+        prompts=prompts,
+        params=params,
+        stream=bool(request.stream),
+        include_usage=request.include_usage,
+        format=answer,
+    )
+
+
+def completion_prompts(prompt: str | list[str | int | list[int]]) -> "tuple[Prompt, ...]":
+    """A text, a list of texts, token ids, or a list of those. The number of prompts is checked before one is built."""
+    if isinstance(prompt, str):
+        return (TextPrompt(text=prompt),)
+    if not prompt:
+        raise InvalidRequest("prompt must not be an empty list.", param="prompt")
+    kind = type(prompt[0])
+    for index, entry in enumerate(prompt):
+        if type(entry) is not kind:
+            where = f"prompt[{index}]"
+            raise InvalidRequest(
+                f"{where} is malformed: prompt must be all texts, all token ids, or all lists of token ids.",
+                param=where,
+            )
+        if entry == []:
+            raise InvalidRequest(f"prompt[{index}] must not be an empty list.", param=f"prompt[{index}]")
+    if kind is int:
+        return (TokenPrompt(token_ids=tuple(prompt)),)  # type: ignore[arg-type]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt may hold at most {MAX_PROMPTS} prompts, not {len(prompt)}.", param="prompt")
+    return tuple(
+        TextPrompt(text=entry) if isinstance(entry, str) else TokenPrompt(token_ids=tuple(entry))  # type: ignore[arg-type]
+        for entry in prompt
+    )

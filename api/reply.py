@@ -1,0 +1,77 @@
+"""Sending an answer: one HTTP response, plain or a stream of server-sent events, over an ASGI `send`.
+
+Concurrent calls of `event` are safe: a chunk is framed and handed to the connection without a pause, and the connection
+writes in that order. `send` raises nothing when the client is gone; whoever owns the request learns it from `receive`.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+
+from .errors import HttpError
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+_STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Reply:
+    """The answer to one request."""
+
+    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self._send = send
+        self._headers = tuple(headers)
+        self._streaming = False
+        self._last_sent_s = 0.0
+
+    async def json(
+        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), *, more: bool = False
+    ) -> None:
+        """The whole answer. With `more` the response stays open, though the client has it all: `end` must follow."""
+        described = ((b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()))
+        await self._start(status, (*described, *headers))
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def start_stream(self) -> None:
+        """Status 200 and the headers of an event stream. From here on an error can only be an event."""
+        self._streaming = True
+        self._last_sent_s = trio.current_time()
+        await self._start(200, _STREAM_HEADERS)
+
+    async def event(self, data: bytes) -> None:
+        """Send whole events, framed already."""
+        self._last_sent_s = trio.current_time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last bytes and close the response."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def fail(self, error: HttpError) -> None:
+        """Tell the client, in whichever way is still open: a status, or an event and the end of the stream."""
+        if self._streaming:
+            await self.end(b"data: " + error.body + b"\n\n" + DONE)
+        else:
+            await self.json(error.status, error.body, error.headers)
+
+    async def keep_alive(self, interval_s: float) -> None:
+        """Runs until cancelled: a comment whenever nothing was sent for `interval_s`.
+
+        It keeps proxies from cutting a quiet stream, and its write fails where a client's leaving went unseen.
+        """
+        while True:
+            due_s = self._last_sent_s + interval_s
+            await trio.sleep_until(due_s)
+            if self._last_sent_s + interval_s <= trio.current_time():
+                await self.event(PING)
+
+    async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers]})

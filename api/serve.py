@@ -1,0 +1,168 @@
+"""The composition: one `trio.run` that holds the engine, the HTTP server, the signals and the periodic log line.
+
+    nursery                      connections outlive a dying engine by a moment, to say so to their clients
+    ├── signals                  the first asks to stop, the second stops at once
+    ├── server                   the listener and one task tree for each connection
+    ├── throughput               the periodic line
+    └── (body) open_engine       waits until it is told to stop, or the engine dies
+
+Starting: the port is bound, the model loaded, and only then the port listens. Stopping: /health turns 503 and no
+request is taken; running ones have `--shutdown-timeout` to finish; what is left gets a terminal event; the connections
+close; the engine's scope is left. Every wait on this way has a bound.
+"""
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from ..engine.config import EngineConfig
+from ..engine.core.errors import EngineDead, StartError, TrioletError
+from .config import ServerConfig
+from .errors import ShuttingDown, leaf_error
+from .lifecycle import Lifecycle
+from .log import log_throughput
+from .metrics import Metrics
+from .server import Server
+from .service import Service
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_S = 5.0
+"""How long connections have to take their terminal event once everything ends: a stalled reader costs no more."""
+
+OpenEngine = Callable[..., "AbstractAsyncContextManager[Engine]"]
+
+
+@attrs.define(kw_only=True)
+class Run:
+    """One life of the server: what its tasks share."""
+
+    config: ServerConfig
+    server: Server
+    lifecycle: Lifecycle
+    stop: trio.Event = attrs.field(factory=trio.Event)
+    started: bool = False
+    status: int = 0
+
+
+async def serve(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    *,
+    open_engine: OpenEngine,
+    version: str,
+    progress: Any = None,
+    signals: bool = True,
+    task_status: trio.TaskStatus[Run] = trio.TASK_STATUS_IGNORED,
+) -> int:
+    """Serve until SIGTERM or SIGINT (or `Run.stop`), and return the exit status: 0, or 1 when the engine died.
+
+    Raises StartError when it cannot start. `open_engine` is the engine's scope, given so that it can be another one.
+    """
+    server = Server(config)
+    run = Run(config=config, server=server, lifecycle=Lifecycle())
+    metrics = Metrics()
+    try:
+        async with trio.open_nursery() as nursery:
+            if signals:
+                await nursery.start(_watch_signals, run, nursery.cancel_scope)
+            try:
+                async with open_engine(engine_config, observer=metrics, progress=progress) as engine:
+                    await _start(run, engine, metrics, nursery, version)
+                    task_status.started(run)
+                    await run.stop.wait()
+                    await _drain(run)
+                    await _say_goodbye(run, ShuttingDown("The server is shutting down."))
+            except Exception as error:
+                await _fail(run, error)
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        known = leaf_error(group)
+        if not isinstance(known, StartError):
+            raise
+        raise known from None
+    finally:
+        server.close()
+    return run.status
+
+
+async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nursery, version: str) -> None:
+    from .app import build_app
+    from .gate import Gate
+    from .generate import GenerateRoute
+    from .jobs import chat_job, completion_job
+
+    service = Service(engine=engine, config=run.config, lifecycle=run.lifecycle, metrics=metrics, version=version)
+    metrics.watch(engine, service.model_names[0])
+    gate = Gate(
+        keys=run.config.api_key,
+        routes={
+            "/v1/chat/completions": GenerateRoute(service, chat_job),
+            "/v1/completions": GenerateRoute(service, completion_job),
+        },
+        rest=build_app(service),  # type: ignore[arg-type]
+    )
+    url = await nursery.start(run.server.run, gate)
+    nursery.start_soon(log_throughput, engine.stats)
+    run.started = True
+    log.info("serving %s on %s", ", ".join(service.model_names), url)
+    print(f"Triolet is ready: {url}/v1", file=sys.stdout, flush=True)
+
+
+async def _watch_signals(
+    run: Run, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        task_status.started()
+        async for number in received:
+            name = signal.Signals(number).name
+            if run.stop.is_set() or not run.started:
+                log.warning("%s: stopping at once", name)
+                run.status = 0 if run.started else 128 + number
+                scope.cancel()
+                break
+            log.info("%s: stopping; a second signal stops at once", name)
+            run.lifecycle.drain()
+            run.stop.set()
+
+
+async def _drain(run: Run) -> None:
+    """Let running requests finish, as long as they may."""
+    run.lifecycle.drain()
+    num_open = len(run.lifecycle.open_requests)
+    if num_open:
+        log.info("waiting up to %g s for %d running requests", run.config.shutdown_timeout, num_open)
+        with trio.move_on_after(run.config.shutdown_timeout):
+            await run.lifecycle.wait_idle()
+
+
+async def _say_goodbye(run: Run, error: TrioletError) -> None:
+    """Every open request hears `error`; then the connections close, within a bound."""
+    num_open = run.lifecycle.interrupt_all(error)
+    if num_open:
+        log.warning("%d requests were cut short: %s", num_open, error.message)
+    await run.server.stop(LAST_WORDS_S)
+    await run.server.wait_stopped()
+
+
+async def _fail(run: Run, error: Exception) -> None:
+    """The engine's scope has ended with an error: before the start it is the caller's, afterwards the clients'."""
+    if isinstance(error, ExceptionGroup):
+        error = leaf_error(error) or error
+    if not run.started:
+        raise error
+    run.status = 1
+    reason = error.message if isinstance(error, TrioletError) else "an error inside the engine"
+    log.critical("the engine has died: %s", reason, exc_info=None if isinstance(error, TrioletError) else error)
+    dead = error if isinstance(error, EngineDead) else EngineDead("The engine has stopped because of an error.")
+    run.lifecycle.close(dead)
+    await _say_goodbye(run, dead)
