@@ -1,0 +1,92 @@
+"""A model's tokenizer and chat template, as the engine uses them.
+
+Imports tokenizers and jinja2, neither torch nor transformers: what transformers knows about tokenizers is asked once
+per model, see `tokenizer_files.py`. A ChatTokenizer may be used from several threads at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ..engine.core.errors import InvalidRequest
+from .chat_template import ChatTemplate
+from .detokenize import Detokenizer, IncrementalDecoder
+from .source import ModelSource
+
+
+class ChatTokenizer:
+    """Text to token ids and back, and messages to a prompt."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: str | Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`special_tokens` are by transformers' names (bos_token, eos_token, …); the template sees them."""
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        names = special_tokens or {}
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._template = ChatTemplate(chat_template, names) if chat_template else None
+        self.vocab_size: int = tokenizer.get_vocab_size()
+        """With the added tokens; the model's own may be larger (padded)."""
+        self.bos_token_id = self._id(names.get("bos_token"))
+        self.eos_token_id = self._id(names.get("eos_token"))
+
+    def _id(self, token: Any) -> int | None:
+        return self._tokenizer.token_to_id(token) if isinstance(token, str) else None
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's own end token; the model's configuration may name more."""
+        return () if self.eos_token_id is None else (self.eos_token_id,)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids. Special tokens spelled out in the text become themselves, as in transformers.
+
+        Raises InvalidRequest for text that is not Unicode: half of a surrogate pair.
+        """
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError):
+            if not isinstance(text, str):
+                raise
+            raise InvalidRequest("The text holds half of a surrogate pair, which is no character.") from None
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text. Ids that the vocabulary does not have add nothing."""
+        known = [token_id for token_id in token_ids if 0 <= token_id < 1 << 32]
+        return self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **template_kwargs: Any
+    ) -> str:
+        """The prompt that the model's chat template makes of the messages, to be encoded *without* special tokens.
+
+        Raises InvalidRequest: when there is no template, and for what the template refuses.
+        """
+        if self._template is None:
+            raise InvalidRequest("This model has no chat template: use /v1/completions.", param="messages")
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **template_kwargs)
+
+    def incremental(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """A decoder for the answer to this prompt. O(1) but for a prompt that ends in many skipped tokens."""
+        return self._detokenizer.start(prompt_ids, skip_special_tokens=skip_special_tokens)
+
+
+def load_tokenizer(source: ModelSource) -> ChatTokenizer:
+    """The tokenizer of a model. Slow (2 s) the first time, 0.1 s after. Raises ModelLoadError."""
+    from .tokenizer_files import stored_tokenizer
+
+    tokenizer, settings = stored_tokenizer(source)
+    return ChatTokenizer(
+        tokenizer, chat_template=settings.get("chat_template"), special_tokens=settings.get("special_tokens")
+    )
