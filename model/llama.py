@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, silu
 
-from .layers.linear import Linear
+from .layers.linear import AnyLinear, Linear, can_pack
 from .layers.rms_norm import rms_norm
 from .layers.rotary import Rotary
 from .places import TensorPlaces, layer_parts
@@ -27,13 +27,18 @@ class DecoderLayer:
     """The weights of a layer; `qkv` and `gate_up` are fused."""
 
     input_norm: Tensor
-    qkv: Linear
+    qkv: AnyLinear
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Linear
+    output: AnyLinear
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
+
+    def packed(self) -> "DecoderLayer":
+        """The same layer with its matrices packed."""
+        names = ("qkv", "output", "gate_up", "down")
+        return attrs.evolve(self, **{name: _pack(getattr(self, name)) for name in names})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,7 +52,7 @@ class LlamaModel:
     """`[vocab_size, hidden]`."""
     layers: tuple[DecoderLayer, ...]
     norm: Tensor
-    head: Linear
+    head: AnyLinear
     rotary: Rotary
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
@@ -89,31 +94,44 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     max_model_len: int | None = None,
+    pack: bool | None = None,
 ) -> LlamaModel:
     """Build a model from tensors under their Hugging Face names, in any order.
 
     `max_model_len` matters to rotary types that depend on the length (see `layers/rotary.py`); None is the model's own.
+    `pack` rewrites the matrices into the layout that oneDNN multiplies fast, where only it can read them; None does so
+    where it helps.
     Raises `ModelLoadError` for a missing, unknown, doubled or wrongly shaped tensor, naming it, and for rotary
     parameters that are not known.
     """
     places = TensorPlaces(dtype=dtype, device=device)
     rotary = Rotary(spec, max_model_len=max_model_len, device=device)
     table = places.place({"model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size)})
-    layers = tuple(_declare_layer(places, spec, layer) for layer in range(spec.num_layers))
+    layers = [_declare_layer(places, spec, layer) for layer in range(spec.num_layers)]
     norm = places.place({"model.norm.weight": (spec.hidden_size,)})
     head = table if spec.tied_embeddings else places.place({"lm_head.weight": (spec.vocab_size, spec.hidden_size)})
     # A tied model's checkpoint may name the same matrix twice.
     places.fill(weights, ignore=frozenset({"lm_head.weight"}) if spec.tied_embeddings else frozenset())
+    del places
+    output: AnyLinear = Linear(weight=head)
+    if can_pack(dtype, torch.device(device)) if pack is None else pack:
+        output = _pack(output)
+        for index, layer in enumerate(layers):
+            layers[index] = layer.packed()  # one at a time: the plain matrices are let go
     return LlamaModel(
         spec=spec,
         dtype=dtype,
         device=torch.device(device),
         embedding=table,
-        layers=layers,
+        layers=tuple(layers),
         norm=norm,
-        head=Linear(weight=head),
+        head=output,
         rotary=rotary,
     )
+
+
+def _pack(linear: AnyLinear) -> AnyLinear:
+    return linear.packed() if isinstance(linear, Linear) else linear
 
 
 def _declare_layer(places: TensorPlaces, spec: ModelSpec, layer: int) -> DecoderLayer:

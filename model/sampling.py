@@ -19,8 +19,9 @@ Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-TOP_P_CANDIDATES = 512
-"""Most likely tokens that are sorted at first to find a top_p threshold; more only where they do not reach it."""
+TOP_P_CANDIDATES = (128, 2048)
+"""Most likely tokens that are sorted to find a top_p threshold; where the first number does not reach it the second,
+then all."""
 _CHUNK = 256
 """Weights are summed in chunks of this many, then within one chunk: one pass instead of a long running sum."""
 
@@ -129,19 +130,21 @@ def _top_p_threshold(scaled: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:
     wanted = _sums(weights).sum(-1) * top_p
     threshold = torch.empty_like(floor)
     open_rows = torch.arange(scaled.shape[0], device=scaled.device)
-    candidates = min(TOP_P_CANDIDATES, scaled.shape[1])
-    while open_rows.numel():
-        best = scaled.index_select(0, open_rows).topk(candidates, -1).values
+    for candidates in (*TOP_P_CANDIDATES, scaled.shape[1]):
+        some = scaled.index_select(0, open_rows)
+        if candidates < scaled.shape[1]:
+            best = some.topk(candidates, -1).values
+        else:
+            best = some.sort(-1, descending=True).values
         inside = best.exp().masked_fill_(best < floor[open_rows, None], 0.0)
         before = inside.cumsum(-1, dtype=torch.float64) - inside
         needed = (before < wanted[open_rows, None]) & (inside > 0)
         last = needed.sum(-1).clamp(min=1) - 1
         threshold[open_rows] = best.gather(1, last[:, None]).squeeze(1)
-        if candidates == scaled.shape[1]:
-            break
         # Where even the last candidate is needed, more may be.
         open_rows = open_rows[needed[:, -1]]
-        candidates = min(candidates * 8, scaled.shape[1])
+        if not open_rows.numel() or candidates >= scaled.shape[1]:
+            break
     return threshold
 
 
