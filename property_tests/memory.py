@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import attrs
 
 from triolet.engine.core.ids import SequenceId, TokenId
-from triolet.engine.core.plan import JoinedSequence, StepPlan, StepResult
+from triolet.engine.core.plan import JoinedSequence, StepPlan, StepResult, choice_seed
 
 Cell = tuple[int, int]
 
@@ -63,11 +63,13 @@ class Row:
     computed: int
     tables: list[list[int | None]]
     seed: int
+    choice: int
+    num_samples: int
 
     @classmethod
     def of(cls, joined: JoinedSequence) -> "Row":
         tables: list[list[int | None]] = [list(table) for table in joined.block_tables]
-        return cls(list(joined.token_ids), joined.num_computed, tables, joined.seed)
+        return cls(list(joined.token_ids), joined.num_computed, tables, joined.seed, joined.choice, joined.num_samples)
 
 
 class MemoryDevice:
@@ -115,7 +117,7 @@ class MemoryDevice:
         for sequence, group, index, block in zip(*columns, strict=True):
             table = self.rows[sequence].tables[group]
             assert index <= len(table), "a table grows at its end"
-            table[index:index + 1] = [block]
+            table[index : index + 1] = [block]
 
     def _copy(self, plan: StepPlan) -> None:
         read = [list(self._memory[source]) for source in plan.copy_sources]
@@ -141,10 +143,12 @@ class MemoryDevice:
             row.computed += length
 
     def _owners(self) -> dict[int, int]:
+        """How many sequences can still see each block; the device is not told when a window leaves one behind."""
         count: dict[int, int] = {}
         for row in self.rows.values():
-            for table in row.tables:
-                for block in table:
+            for window, table in zip(self._windows, row.tables, strict=True):
+                first = 0 if window is None else max(0, row.computed + 1 - window) // self._block_size
+                for block in table[first:]:
                     if block is not None:
                         count[block] = count.get(block, 0) + 1
         return count
@@ -155,15 +159,16 @@ class MemoryDevice:
         for sequence, length in lengths.items():
             row = self.rows[sequence]
             if length and row.computed == len(row.tokens):
-                token = self._gather(row)
-                row.tokens.append(token)
-                sequences.append(sequence)
-                tokens.append(token)
+                for choice in range(row.choice, row.choice + row.num_samples):
+                    sequences.append(sequence)
+                    tokens.append(self._gather(row, choice_seed(row.seed, choice)))
+                row.tokens.append(tokens[len(tokens) - row.num_samples])
+                row.num_samples = 1
         return StepResult(step=step, sequences=tuple(sequences), token_ids=tuple(tokens))
 
-    def _gather(self, row: Row) -> TokenId:
+    def _gather(self, row: Row, seed: int) -> TokenId:
         """The next token, from what stands in the blocks; every group reads no further back than its window."""
-        digest = row.seed & 0xFFFFFFFF
+        digest = seed & 0xFFFFFFFF
         for window, table in zip(self._windows, row.tables, strict=True):
             start = 0 if window is None else max(0, row.computed - window)
             tokens = array("q")

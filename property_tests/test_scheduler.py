@@ -2,13 +2,15 @@
 
 S1  the token budget and the sequence cap hold in every step (asserted by the device)
 S2  a decoding sequence gets its token every step unless it is preempted
-S3  first come, first served: requests are admitted in the order they came
-S4  preemption only for want of blocks; it changes nobody's text, and the victim keeps its place
+S3  first come, first served: requests are admitted in the order they came (within a priority; within a fairness key)
+S4  preemption only for want of blocks, or for a better priority; it changes nobody's text, the victim keeps its place
 S5  after an abort no later plan names the sequence, and its blocks are back
 S6  if anything can run the plan is not empty; without arrivals everything finishes within a stated number of steps
 S7  every request gets exactly one terminal event, after its last token
 S8  each request's tokens are those of the request run alone, whatever was around it
 """
+
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.params import SamplingParams
 
-from .world import Shape, World
+from .world import CUT_OFF, Shape, World
 
 
 @st.composite
@@ -32,30 +34,42 @@ def shapes(draw: st.DrawFn) -> Shape:
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 8])),
         enable_prefix_caching=draw(st.booleans()),
         depth=draw(st.sampled_from([1, 1, 2, 3])),
+        policy=draw(st.sampled_from(["fcfs", "fcfs", "priority", "fair"])),
+        windows=draw(st.sampled_from([(None,), (None,), (None, 5), (7,)])),
         vocab_size=draw(st.sampled_from([2, 3, 8, 64])),
     )
 
 
 @st.composite
-def requests(draw: st.DrawFn, shape: Shape) -> tuple[list[int], SamplingParams, str]:
+def requests(draw: st.DrawFn, shape: Shape) -> tuple[list[int], SamplingParams, dict[str, Any]]:
     """A prompt of few different tokens (so that prefixes are shared), and an answer that fits the pool with it."""
     longest = min(shape.max_model_len - 1, 60)
-    prompt = draw(st.lists(st.integers(1, 2), min_size=1, max_size=longest))
-    max_tokens = draw(st.integers(1, min(shape.max_model_len - len(prompt), 40)))
+    prompt = draw(st.lists(st.integers(1, 2), min_size=1, max_size=max(1, longest)))
+    max_tokens = draw(st.integers(1, max(1, min(shape.max_model_len - len(prompt), 40))))
     params = SamplingParams(
+        n=draw(st.sampled_from([1, 1, 1, 2, 3])),
         max_tokens=max_tokens,
         min_tokens=draw(st.sampled_from([0, 0, min(3, max_tokens)])),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=draw(st.sampled_from([(), (), (1,)])),
     )
-    return prompt, params, draw(st.sampled_from(["", "", "salt"]))
+    rest = {
+        "salt": draw(st.sampled_from(["", "", "salt"])),
+        "priority": draw(st.integers(0, 2)),
+        "key": draw(st.sampled_from(["a", "b"])),
+    }
+    return prompt, params, rest
 
 
 def most_steps(world: World) -> int:
-    """No step is empty while something is open, and even when each request is preempted by every other one's growth
-    the tokens computed are bounded: by the square of what is asked for."""
-    total = sum(len(record.request.prompt_token_ids) + (record.request.params.max_tokens or 0) for record in world.open)
-    return 10 + total * (2 + len(world.open))
+    """How many steps the open requests may take when nobody comes any more: no step is empty while something is open,
+    and even if each token of an answer made every other sequence start anew, no more than this would be computed."""
+    num_sequences = sum(record.request.params.n for record in world.open)
+    num_tokens = sum(
+        record.request.params.n * (len(record.request.prompt_token_ids) + (record.request.params.max_tokens or 0))
+        for record in world.open
+    )
+    return 10 + num_tokens * (2 + num_sequences)
 
 
 @given(data=st.data())
@@ -63,8 +77,8 @@ def test_s6_s7_s8_a_batch_of_requests_finishes_and_each_is_as_if_alone(data: st.
     """S6, S7, S8: all requests at once, in any configuration, end with the tokens of their solo runs."""
     shape = data.draw(shapes())
     world = World(shape)
-    for prompt, params, salt in data.draw(st.lists(requests(shape), min_size=1, max_size=8)):
-        world.submit(prompt, params, salt=salt)
+    for prompt, params, rest in data.draw(st.lists(requests(shape), min_size=1, max_size=8)):
+        world.submit(prompt, params, **rest)
     world.finish(most_steps(world))
 
 
@@ -79,8 +93,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def submit(self, data: st.DataObject) -> None:
-        prompt, params, salt = data.draw(requests(self.world.shape))
-        self.world.submit(prompt, params, salt=salt)
+        prompt, params, rest = data.draw(requests(self.world.shape))
+        if data.draw(st.integers(0, 4)) == 0:
+            rest["deadline"] = self.world.now + data.draw(st.integers(0, 30))
+        self.world.submit(prompt, params, **rest)
 
     @rule(steps=st.integers(1, 8))
     def step(self, steps: int) -> None:
@@ -90,10 +106,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.open)
     @rule(data=st.data())
     def s5_abort(self, data: st.DataObject) -> None:
-        world = self.world
-        record = data.draw(st.sampled_from(world.open))
-        world.abort(record.request.id)
-        assert record.finished is FinishReason.ABORT
+        record = data.draw(st.sampled_from(self.world.open))
+        self.world.abort(record.request.id)
+        assert record.finished in CUT_OFF
 
     @invariant()
     def laws_hold(self) -> None:
@@ -103,8 +118,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def s3_first_come_first_served(self) -> None:
         if hasattr(self, "world"):
-            admitted = [r.num_cached_tokens is not None for r in self.world.records.values() if not r.aborted]
-            assert admitted == sorted(admitted, reverse=True), "S3: nobody is admitted before an earlier one"
+            for class_ in self.world.classes():
+                admitted = [record.num_cached_tokens is not None for record in class_ if record.finished not in CUT_OFF]
+                assert admitted == sorted(admitted, reverse=True), "S3: nobody is admitted before an earlier one"
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
@@ -122,12 +138,12 @@ def test_s2_a_decoding_sequence_gets_a_token_in_every_step(data: st.DataObject) 
     budget = num_seqs + data.draw(st.integers(0, 6))
     world = World(Shape(num_blocks=400, block_size=4, max_num_seqs=num_seqs, max_num_batched_tokens=budget))
     first = world.records[world.submit([1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))]
-    while not first.given:
+    while not first.given[0]:
         world.step()
     for _ in range(29):
         if data.draw(st.booleans()):
             world.submit([1] * data.draw(st.integers(1, 50)), SamplingParams(max_tokens=5))
-        before = len(first.given)
+        before = len(first.given[0])
         world.step()
-        assert len(first.given) == before + 1
+        assert len(first.given[0]) == before + 1
     assert first.finished is FinishReason.LENGTH

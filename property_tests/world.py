@@ -8,15 +8,20 @@ from collections import deque
 
 import attrs
 
-from triolet.engine.core.events import FinishReason, StepEvents
+from triolet.engine.core.events import Finished, FinishReason, StepEvents
 from triolet.engine.core.ids import RequestId, TokenId
 from triolet.engine.core.params import SamplingParams
-from triolet.engine.core.plan import StepResult
+from triolet.engine.core.plan import StepPlan, StepResult, choice_seed
+from triolet.engine.core.policy import make_policy
 from triolet.engine.core.request import Request
 from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
+from triolet.kvcache.group import KVGroup
 from triolet.kvcache.manager import KVCacheManager
 
 from .memory import MemoryDevice, alone
+
+CUT_OFF = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
+"""Ends that do not come from the tokens."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,13 +35,16 @@ class Shape:
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
     depth: int = 1
+    policy: str = "fcfs"
+    windows: tuple[int | None, ...] = (None,)
+    """A group of layers each: full attention, or a sliding window of so many tokens."""
     vocab_size: int = 32
     """Small, so that prompts share prefixes and answers meet the end token (0) soon."""
 
     @property
     def max_model_len(self) -> int:
         """The longest request that this pool is sure to hold."""
-        return self.num_blocks * self.block_size
+        return self.num_blocks // len(self.windows) * self.block_size
 
 
 @attrs.define
@@ -44,11 +52,13 @@ class Record:
     """What is known of one request from outside."""
 
     request: Request
-    given: list[TokenId] = attrs.field(factory=list)
+    given: list[list[TokenId]]
+    """The tokens of each answer."""
+    ended: list[FinishReason | None]
     num_cached_tokens: int | None = None
     aborted: bool = False
     finished: FinishReason | None = None
-    num_output_tokens: int = 0
+    """Why the last answer ended: the terminal event."""
 
 
 class World:
@@ -60,6 +70,7 @@ class World:
             num_blocks=shape.num_blocks,
             block_size=shape.block_size,
             enable_prefix_caching=shape.enable_prefix_caching,
+            groups=tuple(KVGroup(sliding_window=window) for window in shape.windows),
         )
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -68,15 +79,19 @@ class World:
                 long_prefill_token_threshold=shape.long_prefill_token_threshold,
             ),
             self.cache,
+            make_policy(shape.policy),
         )
         self.device = MemoryDevice(
             num_blocks=shape.num_blocks,
             block_size=shape.block_size,
             vocab_size=shape.vocab_size,
+            windows=shape.windows,
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
         )
         self.records: dict[RequestId, Record] = {}
+        self.plans: list[StepPlan] = []
+        """Every plan so far."""
         self.now = 0.0
         self._results: deque[StepResult] = deque()
 
@@ -84,7 +99,16 @@ class World:
     def open(self) -> list[Record]:
         return [record for record in self.records.values() if record.finished is None]
 
-    def submit(self, prompt: list[int], params: SamplingParams, *, salt: str = "") -> RequestId:
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        salt: str = "",
+        priority: int = 0,
+        key: str = "",
+        deadline: float | None = None,
+    ) -> RequestId:
         """Submit a request whose seed is its number."""
         request = Request(
             id=RequestId(f"r{len(self.records)}"),
@@ -94,9 +118,13 @@ class World:
             end_token_ids=(TokenId(0),),
             arrival_time=self.now,
             extra_keys=(salt,) if salt else (),
+            priority=priority,
+            fairness_key=key,
+            deadline=deadline,
         )
-        self.records[request.id] = Record(request)
+        self.records[request.id] = Record(request, [[] for _ in range(params.n)], [None] * params.n)
         self.scheduler.submit(request)
+        self.take_events()
         return request.id
 
     def abort(self, request_id: RequestId) -> None:
@@ -111,11 +139,13 @@ class World:
             plan = self.scheduler.plan(self.now)
             if plan is None:
                 break
+            self.plans.append(plan)
             self._results.append(self.device.execute(plan))
         if self._results:
             self.scheduler.commit(self._results.popleft(), self.now)
             self.take_events()
             return True
+        self.take_events()
         assert not self.open, "S6: requests are open and nothing runs"
         return False
 
@@ -128,25 +158,42 @@ class World:
         self.cache.check()
         assert self.cache.num_free_blocks == self.cache.num_blocks, "K11: every block is free or cached"
 
+    def classes(self) -> list[list[Record]]:
+        """The requests among whom first come is first served, in the order they came."""
+        key = {"fcfs": lambda _: 0, "priority": lambda r: r.priority, "fair": lambda r: r.fairness_key}[
+            self.shape.policy
+        ]
+        classes: dict[object, list[Record]] = {}
+        for record in self.records.values():
+            classes.setdefault(key(record.request), []).append(record)
+        return list(classes.values())
+
     def take_events(self) -> StepEvents:
         events = self.scheduler.take_events()
         for admitted in events.admitted:
             record = self.records[admitted.request]
             assert record.num_cached_tokens is None, "a request is admitted for the first time once"
             record.num_cached_tokens = admitted.num_cached_tokens
-        for request, token in zip(events.requests, events.token_ids, strict=True):
-            assert self.records[request].finished is None, "S7: nothing follows the terminal event"
-            self.records[request].given.append(token)
+        for request, token, choice in zip(events.requests, events.token_ids, events.choices, strict=True):
+            assert self.records[request].ended[choice] is None, "S7: nothing follows the end of an answer"
+            self.records[request].given[choice].append(token)
         for finished in events.finished:
             record = self.records[finished.request]
             assert record.finished is None, "S7: one terminal event"
-            record.finished = finished.reason
-            record.num_output_tokens = finished.num_output_tokens
-            self._check_text(record)
+            if finished.reason is FinishReason.ERROR:  # refused at once: no answer was begun
+                record.finished = finished.reason
+                continue
+            assert record.ended[finished.choice] is None, "S7: an answer ends once"
+            record.ended[finished.choice] = finished.reason
+            self._check_text(record, finished)
+            if finished.last:
+                record.finished = finished.reason
+                begun = len({answer for answer, reason in enumerate(record.ended) if reason is not None})
+                assert begun == request_answers(record), "S7: the terminal event follows the end of every answer"
         return events
 
-    def _check_text(self, record: Record) -> None:
-        """S8: what it was given is what it gives alone, or, if it was aborted, the beginning of that."""
+    def _check_text(self, record: Record, finished: Finished) -> None:
+        """S8: what it was given is what it gives alone, or, if it was cut off, the beginning of that."""
         request = record.request
         params = request.params
         assert params.max_tokens is not None
@@ -156,14 +203,22 @@ class World:
             num_tokens=params.max_tokens,
             end_tokens=frozenset(ends),
             min_tokens=params.min_tokens,
-            seed=request.seed,
+            seed=choice_seed(request.seed, finished.choice),
+            windows=self.shape.windows,
             vocab_size=self.shape.vocab_size,
         )
-        if record.finished is FinishReason.ABORT:
-            assert record.aborted
-            assert record.given == expected[: len(record.given)], "S8"
+        given = record.given[finished.choice]
+        if finished.reason in (FinishReason.ABORT, FinishReason.TIMEOUT):
+            assert record.aborted or request.deadline is not None
+            assert given == expected[: len(given)], "S8"
             return
-        assert record.given == expected, "S8"
+        assert given == expected, "S8"
         length = len(expected) == params.max_tokens
-        assert record.finished is (FinishReason.LENGTH if length else FinishReason.STOP)
-        assert record.num_output_tokens == len(expected) + (not length)
+        assert finished.reason is (FinishReason.LENGTH if length else FinishReason.STOP)
+        assert finished.num_output_tokens == len(expected) + (not length)
+
+
+def request_answers(record: Record) -> int:
+    """How many answers of it must have ended: all, or the one that it still was when it was cut off."""
+    forked = any(record.given[1:]) or any(reason is not None for reason in record.ended[1:])
+    return 1 if not forked and record.ended[0] in CUT_OFF else record.request.params.n

@@ -1,4 +1,4 @@
-"""A step's plan in the making: columns that grow while the scheduler decides, sealed into a `StepPlan` at the end.
+"""A step's plan in the making: columns that grow while the planner decides, sealed into a `StepPlan` at the end.
 
 A sequence that is preempted while the plan is made takes its entries with it.
 """
@@ -6,9 +6,9 @@ A sequence that is preempted while the plan is made takes its entries with it.
 import attrs
 
 from ...kvcache.ids import BlockId
-from .ids import SequenceId
 from .plan import JoinedSequence, StepPlan
 from .request import Sequence, State
+from .running import RunningSet
 
 TableWrite = tuple[int, int, BlockId]
 
@@ -20,11 +20,10 @@ class Draft:
     budget: int
     """Tokens that can still be given out."""
     num_tokens: int = 0
-    left: list[SequenceId] = attrs.field(factory=list)
-    joined: list[Sequence] = attrs.field(factory=list)
+    """Tokens that have been given out."""
     writes: list[tuple[Sequence, list[TableWrite]]] = attrs.field(factory=list)
     chunks: list[tuple[Sequence, int]] = attrs.field(factory=list)
-    """Chunks of prompts, those of length 1 too: the sequence and how many tokens it computes."""
+    """Chunks of prompts, those of length 1 too, and who rests, with length 0."""
     short_of_blocks: bool = False
     """Somebody rests or was preempted for want of blocks: nobody new is admitted."""
 
@@ -36,8 +35,6 @@ class Draft:
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take back what this plan gave to a sequence that is being preempted."""
-        assert sequence.id is not None
-        self.left.append(sequence.id)
         self.writes = [entry for entry in self.writes if entry[0] is not sequence]
         for index, (other, num_tokens) in enumerate(self.chunks):
             if other is sequence:
@@ -46,20 +43,21 @@ class Draft:
                 self.num_tokens -= num_tokens
                 break
 
-    def seal(self, *, step: int, num_sequences: int, copies: list[tuple[BlockId, BlockId]]) -> StepPlan:
-        """The finished plan. Joined sequences bring their whole tables, so their writes are not listed."""
-        joined = set(map(id, self.joined))
-        writes = [(s.id, *write) for s, each in self.writes if id(s) not in joined for write in each]
-        chunks = [(s.id, length) for s, length in self.chunks if length != 1]
+    def seal(self, *, step: int, running: RunningSet, copies: list[tuple[BlockId, BlockId]]) -> StepPlan:
+        """The finished plan, before `num_computed` takes the chunks in. Who joins brings whole tables, so the writes of
+        those are not listed."""
+        joining = set(map(id, running.joining))
+        writes = [(s.device_id, *write) for s, each in self.writes if id(s) not in joining for write in each]
+        chunks = [(s.device_id, length) for s, length in self.chunks if length != 1]
         columns = tuple(zip(*writes, strict=True)) if writes else ((), (), (), ())
         sequences, lengths = tuple(zip(*chunks, strict=True)) if chunks else ((), ())
         sources, targets = tuple(zip(*copies, strict=True)) if copies else ((), ())
         return StepPlan(
             step=step,
             num_tokens=self.num_tokens,
-            num_sequences=num_sequences,
-            left=tuple(self.left),
-            joined=tuple(_joined(sequence) for sequence in self.joined),
+            num_sequences=len(running),
+            left=tuple(running.left),
+            joined=tuple(map(_joined, running.joining)),
             write_sequences=columns[0],
             write_groups=columns[1],
             write_indexes=columns[2],
@@ -72,17 +70,17 @@ class Draft:
 
 
 def _joined(sequence: Sequence) -> JoinedSequence:
-    """Called before the plan's chunks are added to `num_computed`: the device adds them itself."""
-    assert sequence.id is not None
-    assert sequence.state is not State.WAITING
     request = sequence.request
+    decoding = sequence.state is State.DECODING  # then num_computed counts this step's token already
     return JoinedSequence(
-        sequence=sequence.id,
+        sequence=sequence.device_id,
         token_ids=tuple(sequence.tokens),
         num_prompt_tokens=len(request.prompt_token_ids),
-        num_computed=sequence.num_computed,
+        num_computed=sequence.num_computed - decoding,
         block_tables=tuple(tuple(table) for table in sequence.blocks.tables),
         sampling=request.params,
         seed=request.seed,
-        end_token_ids=tuple(sorted(sequence.end_tokens)),
+        end_token_ids=tuple(sorted(sequence.group.end_tokens)),
+        choice=sequence.choice,
+        num_samples=sequence.num_samples,
     )

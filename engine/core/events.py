@@ -28,10 +28,14 @@ class Admitted:
 
 @attrs.frozen(kw_only=True)
 class Finished:
-    """The terminal event. The request's blocks are back before this is said."""
+    """An answer has ended; with `last`, this is the request's terminal event. Its blocks were given back before."""
 
     request: RequestId
     reason: FinishReason
+    choice: int = 0
+    """Which of the `SamplingParams.n` answers."""
+    last: bool = True
+    """No answer of the request goes on: nothing more will be said of it."""
     stop_token: TokenId | None = None
     """The stop token that ended it, where one of `SamplingParams.stop_token_ids` did (the model's own end: None)."""
     num_output_tokens: int = 0
@@ -52,6 +56,8 @@ class StepEvents:
     admitted: tuple[Admitted, ...] = ()
     requests: tuple[RequestId, ...] = ()
     token_ids: tuple[TokenId, ...] = ()
+    choices: tuple[int, ...] = ()
+    """For each token, which of the request's answers it belongs to."""
     finished: tuple[Finished, ...] = ()
 
     @property

@@ -62,6 +62,8 @@ class SamplingParams:
     The names, defaults and limits are vLLM's. A value out of range raises `InvalidRequest` naming the field.
     """
 
+    n: int = attrs.field(default=1, validator=_integer(1, "an integer from 1 to 128", high=128))
+    """How many answers to draw; they share the blocks of the prompt."""
     max_tokens: int | None = attrs.field(default=None, validator=_integer(1, "an integer of at least 1", optional=True))
     """Most tokens to generate; None means up to the model's length."""
     min_tokens: int = attrs.field(default=0, validator=_integer(0, "an integer of at least 0"))

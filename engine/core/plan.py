@@ -25,6 +25,12 @@ from .ids import SequenceId, TokenId
 from .params import SamplingParams
 
 
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of a request's answers: the request's own for choice 0. 64-bit signed."""
+    mixed = (seed + choice * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    return mixed - (1 << 64) if mixed >= 1 << 63 else mixed
+
+
 @attrs.frozen(kw_only=True)
 class JoinedSequence:
     """A sequence that enters the device's batch: new, or back after a preemption, with all that the device must know.
@@ -44,6 +50,11 @@ class JoinedSequence:
     """The request's seed, chosen by the engine where the client gave none. 64-bit signed."""
     end_token_ids: tuple[TokenId, ...] = ()
     """Tokens that would end the answer: not sampled while fewer than `sampling.min_tokens` are out."""
+    choice: int = 0
+    """Which of the request's answers it is: its draws use `choice_seed(seed, choice)`."""
+    num_samples: int = 1
+    """How many tokens to draw when `computed` first reaches the last known token, with the seeds of choices 0, 1, …;
+    the sequence goes on with the first of them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +82,8 @@ class StepPlan:
 
 @attrs.frozen(kw_only=True)
 class StepResult:
-    """What a step gave: the sampled tokens as two columns, in any order."""
+    """What a step gave: the sampled tokens as two columns, in any order; a sequence that draws several tokens is listed
+    as often, in the order of the choices."""
 
     step: int
     sequences: tuple[SequenceId, ...] = ()

@@ -34,19 +34,27 @@ class Request:
     """Seconds, on the clock that `Scheduler.plan` is given."""
     extra_keys: tuple[str | int | bytes, ...] = ()
     """Joined into the prefix hash: requests with other keys never share blocks (cache salt, adapter)."""
+    priority: int = 0
+    """Lower is served first, under the priority policy."""
+    fairness_key: str = ""
+    """Whose share of the tokens this counts to, under the fair policy."""
+    deadline: float | None = None
+    """When it is ended whatever it is doing, with reason `timeout`. Same clock."""
 
 
 class State(enum.Enum):
     """Where a sequence is. Each arrow is one method of the scheduler.
 
     WAITING ──admit──▶ PREFILLING ──▶ DECODING ──▶ ENDED
-       ▲                   │             │  └──▶ CLOSING ──▶ ENDED    (its last token is in flight)
-       └──────preempt──────┴─────────────┘
+       ▲                │   │  ▲       │ ▲  │ └──▶ CLOSING ──▶ ENDED    (its last token is in flight)
+       │                │   └──┼──▶ PAUSED ─┘                          (its next token waits for a choice)
+       └────preempt─────┴──────┴───────┘
     """
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
     DECODING = "decoding"
+    PAUSED = "paused"
     CLOSING = "closing"
     ENDED = "ended"
 
@@ -55,15 +63,12 @@ class State(enum.Enum):
 class Sequence:
     """One run of tokens and its blocks. Owned by the scheduler; `blocks` is given back whenever it stops running."""
 
-    request: Request
-    arrival: int
-    """Counts submissions: the order within a priority, kept over preemptions."""
+    group: "Group"
+    choice: int
+    """Which of the request's answers this is."""
     blocks: SequenceBlocks
     tokens: list[TokenId]
     """Every known token."""
-    end_tokens: frozenset[TokenId]
-    most_tokens: int
-    """Prompt and longest answer together."""
     state: State = State.WAITING
     id: SequenceId | None = None
     """Its number in the device's batch: a new one each time it joins, so that a late result of an earlier stay is no
@@ -72,24 +77,53 @@ class Sequence:
     """Tokens whose K and V are written once every planned step has landed."""
     limit: int = 0
     """`num_computed` may grow up to here without asking the cache for a block and without being the last token."""
-    was_admitted: bool = False
-    num_preemptions: int = 0
+    num_samples: int = 1
+    """How many first tokens it draws at the end of the prompt: it forks into as many sequences."""
+
+    @property
+    def request(self) -> Request:
+        return self.group.request
+
+    @property
+    def device_id(self) -> SequenceId:
+        """Its id; only for one that runs."""
+        if self.id is None:
+            raise AssertionError(f"a sequence of {self.request.id} is not in the batch")
+        return self.id
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - len(self.request.prompt_token_ids)
 
 
-def new_sequence(request: Request, *, arrival: int, blocks: SequenceBlocks) -> Sequence:
-    ends = set(request.params.stop_token_ids)
-    if not request.params.ignore_eos:
+@attrs.define(eq=False, slots=True)
+class Group:
+    """An open request and its live sequences: one until the prompt is computed, then one for each answer."""
+
+    request: Request
+    arrival: int
+    """Counts submissions: the order within a priority, kept over preemptions."""
+    end_tokens: frozenset[TokenId]
+    most_tokens: int
+    """Prompt and longest answer together."""
+    sequences: list[Sequence] = attrs.field(factory=list)
+    was_admitted: bool = False
+
+
+def new_group(request: Request, *, arrival: int, blocks: SequenceBlocks) -> Group:
+    """The record of a request that has just come, with its one sequence."""
+    params = request.params
+    ends = set(params.stop_token_ids)
+    if not params.ignore_eos:
         ends.update(request.end_token_ids)
-    assert request.params.max_tokens is not None, "the engine sets max_tokens before it submits"
-    return Sequence(
+    if params.max_tokens is None:
+        raise AssertionError("the engine sets max_tokens before it submits")
+    group = Group(
         request=request,
         arrival=arrival,
-        blocks=blocks,
-        tokens=list(request.prompt_token_ids),
         end_tokens=frozenset(TokenId(token) for token in ends),
-        most_tokens=len(request.prompt_token_ids) + request.params.max_tokens,
+        most_tokens=len(request.prompt_token_ids) + params.max_tokens,
     )
+    tokens = list(request.prompt_token_ids)
+    group.sequences.append(Sequence(group=group, choice=0, blocks=blocks, tokens=tokens, num_samples=params.n))
+    return group

@@ -1,0 +1,245 @@
+"""Makes a step's plan: decodes first, then the prompts under way, then admission from the waiting queue.
+
+Imports the core and the cache; reads no clock but the `now` it is given. It moves sequences between waiting and
+running; it never ends one.
+"""
+
+import attrs
+
+from ...kvcache.manager import KVCacheManager
+from .draft import Draft
+from .events import Admitted
+from .outbox import Outbox
+from .plan import StepPlan
+from .policy import Policy
+from .request import Sequence, State
+from .running import RunningSet
+from .stats import SchedulerStats
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerConfig:
+    """The limits of a step. See `EngineConfig` for what each means."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int = 0
+
+
+class Planner:
+    """One scheduler's hand that plans. `num_in_flight` steps are on the device while it does."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        cache: KVCacheManager,
+        waiting: Policy,
+        running: RunningSet,
+        outbox: Outbox,
+        stats: SchedulerStats,
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._waiting = waiting
+        self._running = running
+        self._outbox = outbox
+        self._stats = stats
+        self._num_in_flight = 0
+        self._gives_way = False  # somebody is to be preempted for a better one, once no step is in flight
+
+    def plan(self, step: int, num_in_flight: int) -> tuple[StepPlan, list[tuple[Sequence, int]]] | None:
+        """The next plan, and the sequences whose prompts' chunks land with it, with the chunks' lengths.
+
+        None: nothing can run before a step in flight lands or somebody comes.
+        """
+        self._num_in_flight = num_in_flight
+        if self._gives_way and num_in_flight:
+            return None
+        self._gives_way = False
+        draft = Draft(budget=self._config.max_num_batched_tokens)
+        if not self._grow_decodes(draft):
+            return None
+        draft.chunks.extend((sequence, 0) for sequence in self._running.paused)
+        self._grow_prefills(draft)
+        if not draft.short_of_blocks:
+            self._admit(draft)
+        return self._seal(draft, step) if draft.num_tokens else None
+
+    # Decodes
+
+    def _grow_decodes(self, draft: Draft) -> bool:
+        """Give every decoding sequence its token. False: blocks are short, and steps in flight may yet free some."""
+        running, cache = self._running, self._cache
+        needy = [sequence for sequence in running.decoding if sequence.num_computed >= sequence.limit]
+        if needy and self._num_in_flight:
+            growing = sum(sequence.num_computed + 1 < sequence.group.most_tokens for sequence in needy)
+            if growing * len(cache.groups) > cache.num_free_blocks:
+                return False
+        needy.sort(key=self._waiting.rank)
+        for sequence in needy:
+            if sequence.state is State.DECODING:  # not preempted a moment ago
+                self._grow_decode(sequence, draft)
+        for sequence in running.decoding:
+            sequence.num_computed += 1
+        draft.budget -= len(running.decoding)
+        draft.num_tokens += len(running.decoding)
+        return True
+
+    def _grow_decode(self, sequence: Sequence, draft: Draft) -> None:
+        num_tokens = sequence.num_computed + 1
+        if num_tokens >= sequence.group.most_tokens:
+            self._running.close(sequence)
+            return
+        writes = self._cache.reserve(sequence.blocks, num_tokens)
+        while writes is None:
+            draft.short_of_blocks = True
+            victim = self._running.worst(self._waiting.rank)
+            self._preempt(victim, draft)
+            if victim is sequence:
+                return
+            writes = self._cache.reserve(sequence.blocks, num_tokens)
+        if writes:
+            draft.writes.append((sequence, writes))
+        self._set_limit(sequence, num_tokens)
+
+    # Prompts under way
+
+    def _grow_prefills(self, draft: Draft) -> None:
+        """Share what is left of the budget among the prompts under way, in the order of their ranks."""
+        for sequence in sorted(self._running.prefilling, key=self._waiting.rank):
+            if sequence.state is not State.PREFILLING:
+                continue
+            length = self._chunk(sequence, sequence.num_computed, draft.budget)
+            if length and not self._grow_prefill(sequence, length, draft):
+                draft.short_of_blocks = True
+                length = 0
+            if not length:
+                draft.chunks.append((sequence, 0))
+
+    def _grow_prefill(self, sequence: Sequence, length: int, draft: Draft) -> bool:
+        """Find blocks for a chunk, a shorter one if need be; worse sequences give way before it must rest."""
+        while True:
+            for attempt in (length, self._coverable(sequence), 1):
+                if 0 < attempt <= length:
+                    writes = self._cache.reserve(sequence.blocks, sequence.num_computed + attempt)
+                    if writes is not None:
+                        if writes:
+                            draft.writes.append((sequence, writes))
+                        draft.grant(sequence, attempt)
+                        return True
+            victim = self._running.worst(self._waiting.rank)
+            if victim is sequence or self._num_in_flight:
+                return False
+            self._preempt(victim, draft, refund=victim.state is State.DECODING)
+
+    # Admission
+
+    def _admit(self, draft: Draft) -> None:
+        """Let the first of the waiting in, as long as sequences, budget and blocks last."""
+        promised = sum(self._blocks_to_come(sequence) for sequence in self._running.prefilling)
+        while draft.budget > 0:
+            sequence = self._waiting.peek()
+            if sequence is None:
+                return
+            if self._running.num_slots + sequence.num_samples > self._config.max_num_seqs:
+                if not self._make_room(sequence, draft):
+                    return
+                continue
+            match = self._cache.match(sequence.blocks, sequence.tokens)
+            length = self._chunk(sequence, match.num_tokens, draft.budget)
+            # The whole prompt must fit beside what the prompts under way still need, or they would preempt each other.
+            # Alone it needs no such room: the pool holds one sequence of any length, in windows if not at once.
+            fits = not len(self._running) or self._cache.fits(match, len(sequence.tokens), spare=promised)
+            if not (fits and self._cache.admit(sequence.blocks, match, match.num_tokens + length)):
+                if not self._make_room(sequence, draft):
+                    return
+                continue
+            self._waiting_to_running(sequence, match.num_tokens)
+            draft.grant(sequence, length)
+            promised += self._blocks_to_come(sequence)
+
+    def _waiting_to_running(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        self._running.enter(sequence, State.PREFILLING)
+        self._waiting.remove(sequence)
+        sequence.num_computed = num_cached_tokens
+        if sequence.group.was_admitted:
+            return
+        sequence.group.was_admitted = True
+        self._stats.prefix_queries += len(sequence.tokens)
+        self._stats.prefix_hits += num_cached_tokens
+        self._stats.prompt_tokens += len(sequence.tokens)
+        self._outbox.admitted.append(Admitted(request=sequence.request.id, num_cached_tokens=num_cached_tokens))
+
+    def _make_room(self, waiting: Sequence, draft: Draft) -> bool:
+        """Push the worst running sequence out for one that waits: where the policy says so, or where nothing else moves
+        (a pause that waits for a sibling behind this one would last for ever). False: let it wait."""
+        if not len(self._running):
+            return False
+        victim = self._running.worst(self._waiting.rank)
+        stuck = not draft.num_tokens and self._waiting.rank(waiting) < self._waiting.rank(victim)
+        if not (stuck or self._waiting.outranks(waiting, victim)):
+            return False
+        if self._num_in_flight:
+            self._gives_way = True
+            return False
+        self._preempt(victim, draft, refund=victim.state is State.DECODING)
+        return True
+
+    # The end of a plan
+
+    def _seal(self, draft: Draft, step: int) -> tuple[StepPlan, list[tuple[Sequence, int]]]:
+        running = self._running
+        plan = draft.seal(step=step, running=running, copies=self._cache.take_copies())
+        running.joining.clear()
+        running.left.clear()
+        landing = [(sequence, length) for sequence, length in draft.chunks if length]
+        for sequence, length in landing:
+            sequence.num_computed += length
+            if sequence.num_computed == len(sequence.tokens):
+                running.move(sequence, State.PAUSED if sequence.num_samples > 1 else State.DECODING)
+                self._set_limit(sequence, sequence.num_computed)
+        if self._waiting.charges:
+            for sequence, length in landing:
+                self._waiting.charge(sequence, length)
+            for sequence in running.decoding:
+                self._waiting.charge(sequence, 1)
+        self._stats.num_steps += 1
+        self._stats.num_scheduled_tokens += plan.num_tokens
+        return plan, landing
+
+    def _preempt(self, sequence: Sequence, draft: Draft, *, refund: bool = False) -> None:
+        """Give all its blocks back and let it wait where it was; what it computed counts no more."""
+        draft.withdraw(sequence)
+        if refund:  # it was counted among the decodes of this plan
+            draft.budget += 1
+            draft.num_tokens -= 1
+        self._running.leave(sequence, State.WAITING)
+        self._cache.release(sequence.blocks)
+        sequence.num_computed = 0
+        self._stats.num_preemptions += 1
+        self._waiting.push(sequence)
+
+    # Small arithmetic
+
+    def _chunk(self, sequence: Sequence, num_computed: int, budget: int) -> int:
+        """How many of its known tokens the budget and the threshold allow in this step."""
+        length = min(len(sequence.tokens) - num_computed, budget)
+        threshold = self._config.long_prefill_token_threshold
+        return min(length, threshold) if threshold else length
+
+    def _coverable(self, sequence: Sequence) -> int:
+        """The longest chunk that the free blocks could hold, at least."""
+        block_size = self._cache.block_size
+        free = self._cache.num_free_blocks // len(self._cache.groups)
+        return -(-sequence.num_computed // block_size) * block_size - sequence.num_computed + free * block_size
+
+    def _blocks_to_come(self, sequence: Sequence) -> int:
+        """Blocks that a prompt under way will still ask for."""
+        block_size = self._cache.block_size
+        missing = -(-len(sequence.tokens) // block_size) - len(sequence.blocks.tables[0])
+        return missing * len(self._cache.groups)
+
+    def _set_limit(self, sequence: Sequence, num_tokens: int) -> None:
+        block_size = self._cache.block_size
+        sequence.limit = min(-(-num_tokens // block_size) * block_size, sequence.group.most_tokens - 1)
