@@ -1,0 +1,81 @@
+"""The actors of an engine, put together: inboxes, registry, scheduler loop, detokenizer, front door.
+
+Imports trio through them. Nothing runs here and nothing is loaded: given a scheduler, a device and a tokenizer, real
+ones or a simulation's, it connects them.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import attrs
+
+from ..kvcache.manager import KVCacheManager
+from .core.scheduler import Scheduler
+from .detokenizer import Detokenizer
+from .device import Device
+from .engine import Engine, EngineFacts
+from .inbox import Inbox
+from .loop import SchedulerLoop
+from .messages import (
+    DetokenizerMessage,
+    SchedulerMessage,
+    Submit,
+    detokenizer_inbox_limit,
+    scheduler_inbox_limit,
+)
+from .observer import NoObserver, Observer
+from .registry import Registry
+from .stats import EngineStats, read_stats
+from .tokenizer import ChatTokenizer, TokenizerClient
+
+
+@attrs.frozen(kw_only=True)
+class EngineParts:
+    """What an engine is made of. The scheduler and its cache belong to the engine from here on."""
+
+    facts: EngineFacts
+    tokenizer: ChatTokenizer
+    scheduler: Scheduler
+    cache: KVCacheManager
+    device: Device
+    max_num_queued_reqs: int
+
+
+class Assembly:
+    """The connected actors. Whoever makes it runs each of `actors` in a task."""
+
+    def __init__(
+        self, parts: EngineParts, *, observer: Observer | None = None, depth: int = 1, check: bool = False
+    ) -> None:
+        self.registry = Registry(max_queued=parts.max_num_queued_reqs, max_running=parts.facts.max_num_seqs)
+        self._parts = parts
+        self._scheduler_inbox: Inbox[SchedulerMessage] = Inbox(
+            scheduler_inbox_limit(self.registry.max_open, parts.facts.max_num_seqs)
+        )
+        detokenizer_inbox: Inbox[DetokenizerMessage] = Inbox(detokenizer_inbox_limit(self.registry.max_open))
+        self._loop = SchedulerLoop(
+            parts.scheduler, parts.device, self._scheduler_inbox, detokenizer_inbox.put, depth=depth, check=check
+        )
+        self._detokenizer = Detokenizer(
+            detokenizer_inbox,
+            self.registry,
+            self._scheduler_inbox,
+            observer if observer is not None else NoObserver(),
+        )
+        self.engine = Engine(
+            parts.facts,
+            tokenizer=TokenizerClient(parts.tokenizer, vocab_size=parts.facts.vocab_size),
+            registry=self.registry,
+            scheduler_inbox=self._scheduler_inbox,
+            detokenizer_inbox=detokenizer_inbox,
+            read_stats=self.read_stats,
+        )
+
+    @property
+    def actors(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """By the names that a reason of death uses."""
+        return {"scheduler": self._loop.run, "detokenizer": self._detokenizer.run}
+
+    def read_stats(self) -> EngineStats:
+        """The engine's numbers now."""
+        num_submitted = sum(isinstance(message, Submit) for message in self._scheduler_inbox)
+        return read_stats(self._parts.scheduler, self._parts.cache, self.registry, num_submitted=num_submitted)

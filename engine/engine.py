@@ -1,0 +1,202 @@
+"""The engine's front door for async Python: `Engine.generate`, the only way to run a request.
+
+Imports trio. An Engine is made by `open_engine` and is good inside that scope. A request lives in the scope of
+`generate`: leaving it for whatever reason (done, break, exception, cancellation) synchronously appends an Abort to the
+scheduler's inbox. No await is needed to clean up, so nothing can cut the clean-up short.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import cast
+
+import attrs
+import trio
+
+from .core.errors import EngineDead
+from .core.ids import TokenId
+from .core.params import SamplingParams
+from .core.request import Request
+from .inbox import Inbox
+from .messages import Abort, DetokenizerMessage, Opened, SchedulerMessage, Submit
+from .prompt import Prompt, as_prompt, check_length, fit_params, prompt_param
+from .registry import OpenRequest, Registry, Stage
+from .stats import EngineStats
+from .stream import RequestStream
+from .tokenizer import TokenizerClient
+
+
+@attrs.frozen(kw_only=True)
+class EngineFacts:
+    """What an engine says about itself, and what it checks requests against."""
+
+    model_name: str
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    end_token_ids: tuple[TokenId, ...] = ()
+    seed: int = 0
+    created: int = attrs.field(factory=lambda: int(time.time()))
+    """Unix time."""
+
+
+class Engine:
+    """Runs requests. Everything here belongs to the task tree of `open_engine`, in the event loop's thread."""
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        *,
+        tokenizer: TokenizerClient,
+        registry: Registry,
+        scheduler_inbox: Inbox[SchedulerMessage],
+        detokenizer_inbox: Inbox[DetokenizerMessage],
+        read_stats: Callable[[], EngineStats],
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._facts = facts
+        self._registry = registry
+        self._scheduler_inbox = scheduler_inbox
+        self._detokenizer_inbox = detokenizer_inbox
+        self._read_stats = read_stats
+        self._clock = clock
+        self._seeds = random.Random(facts.seed)
+        self._death: tuple[str, BaseException | None] | None = None
+
+    @property
+    def model_name(self) -> str:
+        return self._facts.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer together."""
+        return self._facts.max_model_len
+
+    @property
+    def created(self) -> int:
+        """When the engine was made, in Unix time."""
+        return self._facts.created
+
+    @property
+    def health(self) -> str | None:
+        """None while the engine works, else the reason why it does not."""
+        return None if self._death is None else self._death[0]
+
+    def stats(self) -> EngineStats:
+        return self._read_stats()
+
+    def generate(
+        self,
+        prompt: Prompt | str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> AbstractAsyncContextManager[RequestStream]:
+        """A scope that runs one request and gives its stream. See `Generation` for what entering it may raise."""
+        return Generation(self, prompt, params if params is not None else SamplingParams(), request_id)
+
+    def abort(self, request_id: str) -> bool:
+        """End an open request by the name its client knows, from anywhere: its reader gets the text so far and the
+        finish reason `abort`. False: there is no such request, or it is still being tokenized, or it has ended."""
+        request = self._registry.named(request_id)
+        if request is None or request.aborted or request.stage in (Stage.TOKENIZING, Stage.ENDED):
+            return False
+        request.aborted = True
+        self._scheduler_inbox.put(Abort(request=request.id))
+        return True
+
+    # For Generation and the supervisor.
+
+    def _enter(self, request_id: str | None, num_choices: int) -> OpenRequest:
+        if self._death is not None:
+            raise self._dead()
+        return self._registry.enter(request_id, self._clock(), num_choices=num_choices)
+
+    def _submit(self, request: OpenRequest, token_ids: tuple[int, ...], params: SamplingParams, param: str) -> None:
+        if self._death is not None:
+            raise self._dead()
+        limit = self.max_model_len
+        check_length(len(token_ids), max_model_len=limit, param=param)
+        params = fit_params(
+            params,
+            num_prompt_tokens=len(token_ids),
+            max_model_len=limit,
+            vocab_size=self._facts.vocab_size,
+            max_num_seqs=self._facts.max_num_seqs,
+        )
+        decoders = tuple(self.tokenizer.incremental(token_ids) for _ in range(params.n))
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(64) - 2**63
+        request.num_prompt_tokens = len(token_ids)
+        self._registry.move(request, Stage.WAITING, self._clock())
+        self._detokenizer_inbox.put(Opened(request=request, params=params, decoders=decoders))
+        self._scheduler_inbox.put(
+            Submit(
+                request=Request(
+                    id=request.id,
+                    prompt_token_ids=cast(tuple[TokenId, ...], token_ids),
+                    params=params,
+                    seed=seed,
+                    end_token_ids=self._facts.end_token_ids,
+                    arrival_time=request.arrival_time,
+                )
+            )
+        )
+
+    def _leave(self, request: OpenRequest) -> None:
+        if self._registry.leave(request, self._clock()):
+            self._scheduler_inbox.put(Abort(request=request.id))
+
+    def _die(self, reason: str, cause: BaseException | None = None) -> EngineDead:
+        """No request comes in any more; each open one gets its one terminal event. The first reason stays."""
+        if self._death is None:
+            self._death = (reason, cause)
+        self._registry.fail_all(self._dead, self._clock())
+        return self._dead()
+
+    def _dead(self) -> EngineDead:
+        """An error of its own for everyone: one that several tasks raise would collect all their tracebacks."""
+        assert self._death is not None
+        reason, cause = self._death
+        error = EngineDead(reason)
+        error.__cause__ = cause
+        return error
+
+
+class Generation(AbstractAsyncContextManager[RequestStream]):
+    """The scope of one request.
+
+    Entering it refuses a full queue at once (Overloaded), tokenizes (InvalidRequest, RequestFailed), checks lengths
+    (PromptTooLong), hands the request to the scheduler, and gives the stream; a dead engine raises EngineDead.
+    Cancelled while entering, nothing is left of the request. Leaving is synchronous: no checkpoint, no waiting.
+    """
+
+    def __init__(
+        self, engine: Engine, prompt: Prompt | str | Sequence[int], params: SamplingParams, request_id: str | None
+    ) -> None:
+        self._engine = engine
+        self._prompt = as_prompt(prompt)
+        self._params = params
+        self._request_id = request_id
+        self._request: OpenRequest | None = None
+
+    async def __aenter__(self) -> RequestStream:
+        if self._request is not None:
+            raise RuntimeError("a request's scope is entered once")
+        engine = self._engine
+        self._request = request = engine._enter(self._request_id, self._params.n)
+        try:
+            token_ids = await engine.tokenizer.encode(self._prompt)
+            engine._submit(request, token_ids, self._params, prompt_param(self._prompt))
+        except BaseException:
+            engine._leave(request)
+            raise
+        return RequestStream(request, token_ids)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._request is not None
+        self._engine._leave(self._request)

@@ -1,0 +1,141 @@
+"""Prompts: the three forms in which one may come, and the checks that a prompt must pass before it is scheduled.
+
+Pure: the standard library, attrs and the core's errors. A prompt's fault raises `InvalidRequest` with
+`param="prompt"` (or "messages"), and ends that request alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, assert_never, cast
+
+import attrs
+
+from .core.errors import InvalidRequest, PromptTooLong
+from .core.params import SamplingParams
+
+
+@attrs.frozen(kw_only=True)
+class TextPrompt:
+    """A text as it is."""
+
+    text: str
+    add_special_tokens: bool = True
+    """Let the tokenizer add what it adds by default (a begin-of-text token, mostly)."""
+
+
+def _token_ids(value: Sequence[int]) -> tuple[int, ...]:
+    return tuple(value)
+
+
+@attrs.frozen(kw_only=True)
+class TokenPrompt:
+    """Tokens: nothing is added."""
+
+    token_ids: tuple[int, ...] = attrs.field(converter=_token_ids)
+
+
+def _messages(value: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    return tuple(value)
+
+
+@attrs.frozen(kw_only=True)
+class ChatPrompt:
+    """A conversation, for the model's chat template to render."""
+
+    messages: tuple[Mapping[str, Any], ...] = attrs.field(converter=_messages)
+    add_generation_prompt: bool = True
+    """End with the opening of the assistant's turn."""
+    template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    """Further variables of the template."""
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+def as_prompt(prompt: Prompt | str | Sequence[int]) -> Prompt:
+    """A str is a text, a sequence of ints is tokens. Anything else raises InvalidRequest."""
+    if isinstance(prompt, TextPrompt | TokenPrompt | ChatPrompt):
+        return prompt
+    if isinstance(prompt, str):
+        return TextPrompt(text=prompt)
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+        return TokenPrompt(token_ids=cast(Sequence[int], prompt))
+    raise InvalidRequest(
+        f"A prompt is a text, a list of token ids or a conversation, not {type(prompt).__name__}.", param="prompt"
+    )
+
+
+def prompt_param(prompt: Prompt) -> str:
+    """The request's field that the prompt came in, to be named in errors."""
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+
+
+def num_characters(prompt: Prompt) -> int:
+    """About how many characters tokenizing the prompt will look at."""
+    match prompt:
+        case TextPrompt():
+            return len(prompt.text)
+        case TokenPrompt():
+            return 0
+        case ChatPrompt():
+            return sum(len(text) for message in prompt.messages for text in _texts(message))
+        case _:
+            assert_never(prompt)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every string in a message, whatever its shape. A stack, not recursion: the client chooses the depth."""
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            stack.extend(value.values())
+        elif isinstance(value, list | tuple):
+            stack.extend(value)
+
+
+def check_token_ids(token_ids: tuple[int, ...], *, vocab_size: int, param: str) -> None:
+    """Every id is an index into the vocabulary, or InvalidRequest names the first that is not."""
+    if not token_ids or (set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return  # at the speed of C: a prompt may have a hundred thousand
+    for position, token in enumerate(token_ids):
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise InvalidRequest(
+                f"Token ids must be integers from 0 to {vocab_size - 1}; the one at position {position} is {token!r}.",
+                param=param,
+            )
+
+
+def check_length(num_tokens: int, *, max_model_len: int, param: str) -> None:
+    """The prompt has a token and leaves room for one, or InvalidRequest says which it misses."""
+    if num_tokens == 0:
+        raise InvalidRequest("The prompt is empty: it must have at least one token.", param=param)
+    if num_tokens >= max_model_len:
+        raise PromptTooLong(
+            f"The prompt has {num_tokens} tokens; the model takes at most {max_model_len} in all, prompt and answer "
+            f"together, so a prompt can have at most {max_model_len - 1}.",
+            param=param,
+        )
+
+
+def fit_params(
+    params: SamplingParams, *, num_prompt_tokens: int, max_model_len: int, vocab_size: int, max_num_seqs: int
+) -> SamplingParams:
+    """The same parameters with `max_tokens` set: what the prompt leaves room for, or less where less was asked.
+
+    Raises InvalidRequest for what this model and this engine cannot do.
+    """
+    if params.n > max_num_seqs:
+        raise InvalidRequest(f"n must be at most {max_num_seqs} on this server, not {params.n}.", param="n")
+    check_token_ids(params.stop_token_ids, vocab_size=vocab_size, param="stop_token_ids")
+    room = max_model_len - num_prompt_tokens
+    if params.min_tokens > room:
+        raise InvalidRequest(
+            f"min_tokens ({params.min_tokens}) is more than the prompt leaves room for: {num_prompt_tokens} of the "
+            f"model's {max_model_len} tokens are taken.",
+            param="min_tokens",
+        )
+    if params.max_tokens is not None and params.max_tokens <= room:
+        return params
+    return attrs.evolve(params, max_tokens=room)

@@ -1,0 +1,165 @@
+"""The open requests: who is in which stage, who may still come in, and who must be told when the engine dies.
+
+Imports trio (through the mailboxes). It is the door: past its bounds a request is refused before anything is spent on
+it. These bounds are also the reason for the bounds of the actors' inboxes.
+"""
+
+import enum
+import math
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+from .core.errors import InvalidRequest, Overloaded, TrioletError
+from .core.ids import RequestId
+from .mailbox import Mailbox
+from .parking import ParkingSpot
+
+RETRY_AFTER_S_MAX = 60
+
+
+class Stage(enum.Enum):
+    """Where a request is. TOKENIZING ─▶ WAITING ─▶ ADMITTED ─▶ ENDED, and from each stage to ENDED.
+
+    ADMITTED is for good: a request that is preempted waits again in the scheduler, and is not counted as queued here.
+    """
+
+    TOKENIZING = "tokenizing"
+    WAITING = "waiting"
+    ADMITTED = "admitted"
+    ENDED = "ended"
+
+
+@attrs.define(kw_only=True, eq=False)
+class OpenRequest:
+    """One request between its coming in and its terminal event, or its reader's leaving if that is later."""
+
+    id: RequestId
+    """Its name inside the engine, used once."""
+    name: str
+    """What the client calls it: unique among the scopes that are open."""
+    arrival_time: float
+    mailbox: Mailbox
+    stage: Stage = Stage.TOKENIZING
+    aborted: bool = False
+    """The scheduler has been told to end it, or will never hear of it."""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    admitted_time: float | None = None
+
+
+class Registry:
+    """Every open request. Everything here is synchronous and belongs to the event loop's thread.
+
+    At most `max_queued` requests are tokenizing or waiting, and at most `max_queued + max_running` are open at all:
+    what is preempted beyond `max_running` counts as queued. A request whose reader has left counts until its terminal
+    event, so that a storm of cancellations cannot fill the inboxes.
+    """
+
+    def __init__(self, *, max_queued: int, max_running: int) -> None:
+        self._max_queued = max_queued
+        self._max_open = max_queued + max_running
+        self._by_id: dict[RequestId, OpenRequest] = {}
+        self._by_name: dict[str, OpenRequest] = {}
+        self._counts = dict.fromkeys(Stage, 0)
+        self._num_arrivals = 0
+        self._ended_times: deque[float] = deque(maxlen=64)
+        self._all_left = ParkingSpot()
+
+    @property
+    def max_open(self) -> int:
+        """The most requests that are open at a time."""
+        return self._max_open
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose terminal event is still to come."""
+        return len(self._by_id)
+
+    @property
+    def num_tokenizing(self) -> int:
+        return self._counts[Stage.TOKENIZING]
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that are tokenizing, or waiting for their first admission."""
+        return self._counts[Stage.TOKENIZING] + self._counts[Stage.WAITING]
+
+    @property
+    def num_scopes(self) -> int:
+        """Requests whose reader has not left."""
+        return len(self._by_name)
+
+    def get(self, request_id: RequestId) -> OpenRequest | None:
+        """The request of that inner id, if its terminal event is still to come."""
+        return self._by_id.get(request_id)
+
+    def named(self, name: str) -> OpenRequest | None:
+        """The request that a client calls so, if its scope is open."""
+        return self._by_name.get(name)
+
+    def enter(self, name: str | None, now: float, *, num_choices: int = 1) -> OpenRequest:
+        """Let a request in. Raises Overloaded past the bounds, InvalidRequest for a name that is in use."""
+        if self.num_queued >= self._max_queued or self.num_open >= self._max_open:
+            raise Overloaded(
+                f"The queue is full: {self.num_queued} requests are waiting.", retry_after_s=self._retry_after_s(now)
+            )
+        self._num_arrivals += 1
+        if name is None:
+            name = f"request-{self._num_arrivals}"
+        if name in self._by_name:
+            raise InvalidRequest(f"The request id {name!r} is in use by an open request.", param="request_id")
+        # A client may use a name again before the scheduler has ended the request that last had it.
+        request_id = RequestId(name)
+        if request_id in self._by_id:
+            request_id = RequestId(f"{name}~{self._num_arrivals}")
+        request = OpenRequest(id=request_id, name=name, arrival_time=now, mailbox=Mailbox(num_choices))
+        self._by_id[request_id] = self._by_name[name] = request
+        self._counts[request.stage] += 1
+        return request
+
+    def move(self, request: OpenRequest, stage: Stage, now: float) -> None:
+        """A request has got further. Once ENDED it no longer counts, and is known by its scope's name alone."""
+        self._counts[request.stage] -= 1
+        request.stage = stage
+        if stage is Stage.ENDED:
+            del self._by_id[request.id]
+            self._ended_times.append(now)
+        else:
+            self._counts[stage] += 1
+
+    def leave(self, request: OpenRequest, now: float) -> bool:
+        """Its scope is left. True: the scheduler still has it and must be told (once)."""
+        if request.mailbox.closed:
+            return False
+        request.mailbox.close()
+        del self._by_name[request.name]
+        if not self._by_name:
+            self._all_left.wake()
+        if request.stage is Stage.TOKENIZING:
+            self.move(request, Stage.ENDED, now)
+        if request.stage is Stage.ENDED or request.aborted:
+            return False
+        request.aborted = True
+        return True
+
+    def fail_all(self, make_error: Callable[[], TrioletError], now: float) -> None:
+        """The engine is dead: every open request gets its one terminal event."""
+        for request in list(self._by_id.values()):
+            if not request.mailbox.finished:
+                request.mailbox.fail(make_error())
+            self.move(request, Stage.ENDED, now)
+
+    async def wait_all_left(self) -> None:
+        """Return once no scope is open."""
+        while self._by_name:
+            await self._all_left.wait()
+
+    def _retry_after_s(self, now: float) -> int:
+        """When the queue as it is now would have been served, at the rate of the last 64 ends."""
+        ended = self._ended_times
+        if len(ended) < 2 or now <= ended[0]:
+            return 1
+        rate = (len(ended) - 1) / (now - ended[0])
+        return min(max(math.ceil(self.num_queued / rate), 1), RETRY_AFTER_S_MAX)

@@ -1,0 +1,93 @@
+"""How large the KV cache is, in blocks: derived once, from the memory it gets and the model it serves.
+
+Pure. What the machine has is measured elsewhere (`model/memory.py`); here are the arithmetic, the refusal and the line
+for the log.
+"""
+
+import attrs
+
+from ..kvcache.arithmetic import block_bytes, most_sequences, num_blocks_for, num_blocks_that_fit
+from ..kvcache.group import KVGroup
+from .core.errors import ConfigurationError
+
+MIB = 1 << 20
+
+
+@attrs.frozen(kw_only=True)
+class KVSize:
+    """The KV cache of an engine."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    max_model_len: int
+    groups: tuple[KVGroup, ...] = (KVGroup(),)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def most_sequences(self) -> int:
+        """Sequences of full length that fit at once, sharing nothing."""
+        return most_sequences(
+            num_blocks=self.num_blocks,
+            num_tokens=self.max_model_len,
+            block_size=self.block_size,
+            groups=self.groups,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"KV cache: {self.num_blocks} blocks of {self.block_size} tokens, {self.num_tokens} tokens in "
+            f"{self.num_blocks * self.bytes_per_block / MIB:.0f} MiB; holds at most {self.most_sequences} sequences of "
+            f"{self.max_model_len} tokens at once"
+        )
+
+
+def size_kv_cache(
+    *,
+    memory_bytes: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    element_bytes: int,
+    block_size: int,
+    max_model_len: int,
+    groups: tuple[KVGroup, ...] = (KVGroup(),),
+) -> KVSize:
+    """As many blocks as fit. `num_layers`: those of the largest group.
+
+    Raises ConfigurationError where one sequence of `max_model_len` tokens would not fit (law S6 rests on this).
+    """
+    size = block_bytes(
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        element_bytes=element_bytes,
+        block_size=block_size,
+    )
+    num_blocks = num_blocks_that_fit(memory_bytes=memory_bytes, bytes_per_block=size)
+    needed = num_blocks_for(max_model_len, block_size=block_size, groups=groups)
+    if num_blocks < needed:
+        raise ConfigurationError(
+            f"The KV cache gets {memory_bytes / MIB:.0f} MiB, {num_blocks} blocks of {block_size} tokens: too small "
+            f"for one sequence of {max_model_len} tokens, which needs {needed} blocks. Raise --kv-cache-memory to at "
+            f"least {needed * size} bytes, or lower --max-model-len to at most {num_blocks * block_size}."
+        )
+    return KVSize(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        bytes_per_block=size,
+        max_model_len=max_model_len,
+        groups=groups,
+    )
+
+
+def resolve_max_model_len(asked: int | None, *, model: int) -> int:
+    """The length to serve: what was asked for, or all that the model was made for. Raises ConfigurationError."""
+    if asked is not None and asked > model:
+        raise ConfigurationError(
+            f"--max-model-len is {asked}, but the model was made for at most {model} tokens (max_position_embeddings)."
+        )
+    return asked if asked is not None else model

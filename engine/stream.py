@@ -1,0 +1,75 @@
+"""What a client reads: `RequestStream`, an async iterator of `Output`.
+
+Imports trio through the mailbox. It holds no task and no resource; the request belongs to the scope that gave the
+stream (`Engine.generate`), not to the stream.
+"""
+
+from collections.abc import AsyncIterator
+
+import attrs
+
+from .core.events import FinishReason
+from .registry import OpenRequest
+
+
+@attrs.frozen(kw_only=True)
+class Output:
+    """All that is new since the last one: one token's text, or many tokens' where the reader was behind."""
+
+    choice: int = 0
+    """Which of the request's answers (`SamplingParams.n`) it belongs to."""
+    text: str
+    """New text. Text that may still become a stop string is held back, and so is half a character."""
+    token_ids: tuple[int, ...]
+    """New tokens; their text may come with a later output. An end or stop token is not among them."""
+    finish_reason: FinishReason | None
+    """Set on an answer's last output, and only there."""
+    stop_reason: int | str | None
+    """The stop token or stop string that ended the answer, where one did."""
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens that the prefix cache spared."""
+    num_output_tokens: int
+    """Tokens so far; on the last output all of the answer's, an end or stop token included."""
+
+
+class RequestStream(AsyncIterator[Output]):
+    """The answers to one request, for one reader.
+
+    Each output belongs to one answer (`choice`); an answer ends with the output that has a `finish_reason`, and the
+    iteration ends after the last answer. When the request ends as an error, what there is of the text comes first, then
+    RequestFailed (this request broke) or EngineDead is raised. Each step is a checkpoint; a cancelled one loses
+    nothing. Outside of the request's scope it raises `trio.ClosedResourceError`.
+    """
+
+    def __init__(self, request: OpenRequest, prompt_token_ids: tuple[int, ...]) -> None:
+        self._request = request
+        self._num_output_tokens: dict[int, int] = {}
+        self.prompt_token_ids = prompt_token_ids
+
+    @property
+    def request_id(self) -> str:
+        """What the client calls the request, or the name the engine chose."""
+        return self._request.name
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    async def __anext__(self) -> Output:
+        delta = await self._request.mailbox.take()
+        if delta is None:
+            raise StopAsyncIteration
+        end = delta.end
+        num_output_tokens = self._num_output_tokens.get(delta.choice, 0) + len(delta.token_ids)
+        self._num_output_tokens[delta.choice] = num_output_tokens
+        return Output(
+            choice=delta.choice,
+            text=delta.text,
+            token_ids=delta.token_ids,
+            finish_reason=end.reason if end is not None else None,
+            stop_reason=end.stop_reason if end is not None else None,
+            num_prompt_tokens=len(self.prompt_token_ids),
+            num_cached_tokens=self._request.num_cached_tokens,
+            num_output_tokens=end.num_output_tokens if end is not None else num_output_tokens,
+        )
