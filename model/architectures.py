@@ -68,6 +68,7 @@ DEFAULT_HEAD_DIM: Final[Mapping[str, int]] = {"Qwen3ForCausalLM": 128}
 
 ROPE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "default": (),
+    "proportional": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor", "original_max_position_embeddings"),

@@ -1,6 +1,6 @@
 """Turns a Hugging Face `config.json` (and `generation_config.json`) into a `ModelSpec`.
 
-Imports no torch and no transformers. Absent fields mean what they mean to transformers. `auto_map` and the like are
+Imports no torch and no transformers. Absent optional fields get LlamaConfig's defaults. `auto_map` and the like are
 ignored: no code that comes with a model is ever run, the architecture's name alone decides.
 """
 

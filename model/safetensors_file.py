@@ -56,7 +56,7 @@ def _indexed(index: Path) -> list[tuple[Path, set[str] | None]]:
             f"{index}: not an index of safetensors files ({type(error).__name__}: {error})."
         ) from error
     for file in shards:
-        if Path(file).name != file or not file.endswith(".safetensors"):
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise ModelLoadError(f"{index}: {file!r} is not the name of a safetensors file beside it.")
         if not (index.parent / file).is_file():
             raise ModelLoadError(f"{index.parent / file}: missing, though {index.name} places tensors in it.")

@@ -1,0 +1,34 @@
+"""The built-in model, fetched once by the real code into the user's own cache; and caches that tests may fill."""
+
+from pathlib import Path
+
+import pytest
+
+from triolet.model.source import ModelSource, resolve_source
+from triolet.model.tokenizer import ChatTokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="session")
+def builtin_source() -> ModelSource:
+    """The built-in model on this machine."""
+    return resolve_source(None)
+
+
+@pytest.fixture(scope="session")
+def builtin_gguf(builtin_source: ModelSource) -> Path:
+    """The built-in model's GGUF file."""
+    return builtin_source.path
+
+
+@pytest.fixture(scope="session")
+def builtin_tokenizer(builtin_source: ModelSource) -> ChatTokenizer:
+    """The built-in model's tokenizer."""
+    return load_tokenizer(builtin_source)
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of this test alone, not there yet."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TRIOLET_CACHE", str(folder))
+    return folder
