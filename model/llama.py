@@ -37,8 +37,13 @@ class DecoderLayer:
 
     def packed(self) -> "DecoderLayer":
         """The same layer with its matrices packed."""
-        names = ("qkv", "output", "gate_up", "down")
-        return attrs.evolve(self, **{name: _pack(getattr(self, name)) for name in names})
+        return attrs.evolve(
+            self,
+            qkv=_pack(self.qkv),
+            output=_pack(self.output),
+            gate_up=_pack(self.gate_up),
+            down=_pack(self.down),
+        )
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -122,7 +122,9 @@ class TorchAttention(AttentionBackend):
         whole = decodes.tokens.shape[0] == queries.shape[0]  # then they stand in order: see `_decode_slices`
         query = queries if whole else queries.index_select(0, decodes.tokens)
         query = query.reshape(-1, heads, self.shape.num_heads // heads, dim)
-        result = scaled_dot_product_attention(query, keys, values, attn_mask=decodes.mask).view(-1, *queries.shape[1:])
+        result = scaled_dot_product_attention(query, keys, values, attn_mask=decodes.mask).reshape(
+            -1, *queries.shape[1:]
+        )
         if whole:
             outputs.copy_(result)
         else:

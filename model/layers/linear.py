@@ -50,7 +50,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return (
         dtype is torch.bfloat16
         and device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )

@@ -101,9 +101,9 @@ def our_model(reference: PreTrainedModel, **options: Any) -> LlamaModel:
 
 def greedy_tokens(reference: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
     """What transformers' `generate` answers, greedily, `count` tokens long."""
-    answer = reference.generate(
-        torch.tensor([list(prompt)]), max_new_tokens=count, do_sample=False, use_cache=True, pad_token_id=0
-    )
+    tokens = torch.tensor([list(prompt)])
+    everything = torch.ones_like(tokens)  # else tokens that equal the padding token would be hidden
+    answer = reference.generate(tokens, attention_mask=everything, max_new_tokens=count, do_sample=False)
     return list(answer[0, len(prompt) :].tolist())
 
 
@@ -163,7 +163,10 @@ class Driver:
         return self._names
 
     def leave(self, name: int) -> Running:
-        self._left.append(name)
+        if name in self._joined:
+            self._joined.remove(name)  # no plan has named it yet
+        else:
+            self._left.append(name)
         return self.running.pop(name)
 
     def step(self, chunks: Mapping[int, int] | None = None, *, limit: int = 10**6, **fields: Any) -> StepResult:
