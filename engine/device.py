@@ -1,27 +1,32 @@
-"""The device and its thread: the only file of the engine that touches threads.
+"""The threads of the engine: the device's, and a portal's. The only file that touches threading and queue.
 
-Imports trio, threading and queue. Torch keeps state per thread, so one long-lived thread loads the model and runs every
+`ThreadDevice`: torch keeps state per thread, so one long-lived thread loads the model and runs every
 step: one `trio.to_thread.run_sync` in the engine's nursery, fed by a `SimpleQueue`, answering through
 `TrioToken.run_sync_soon`. It is never abandoned: the nursery waits until the step in flight is over.
+
+`Portal`: the synchronous front door needs an event loop that goes on between two calls; it gets one in a thread.
 
     loop's thread     send(plan) ──SimpleQueue──▶ device thread: runner.execute(plan)
                       receive() ◀──run_sync_soon──┘
 """
 
 import queue
+import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Generic, Protocol, TypeVar
 
 import attrs
 import outcome
 import trio
 
-from .core.errors import TrioletError
+from .core.errors import EngineDead, TrioletError
 from .core.plan import StepPlan, StepResult
 from .parking import ParkingSpot
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Runner(Protocol):
@@ -125,3 +130,121 @@ class ThreadDevice:
         if self._runner is None:
             raise AssertionError("a plan came before the runner was made")
         return self._runner.execute(plan)
+
+
+class Portal(Generic[T]):
+    """A trio run in a thread of its own, for callers who have none: it holds one scope open and runs functions in it.
+
+    `open_scope` is entered in that run; what it raises is raised by the constructor. The thread is a daemon, so a
+    script that ends without `close` is not kept alive. Used from any threads but its own.
+    """
+
+    def __init__(self, open_scope: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        self._cancel_start = trio.CancelScope()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._nursery: trio.Nursery | None = None
+        self._end = trio.Event()
+        self._failure: BaseException | None = None
+        started: queue.SimpleQueue[outcome.Outcome[None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._live, args=(open_scope, started), name="triolet", daemon=True)
+        self._thread.start()
+        try:
+            started.get()  # the token is there
+            self._wait(started, self._cancel_start)
+        except BaseException:
+            self._thread.join()
+            raise
+
+    def call(self, function: Callable[[T], Awaitable[R]]) -> R:
+        """Run an async function with what the scope gave; its result or error is the caller's.
+
+        Interrupted (Ctrl-C), the function is cancelled, and the interrupt raised once it has ended. When the scope has
+        ended with an error, raises EngineDead from it.
+        """
+        answer: queue.SimpleQueue[outcome.Outcome[R]] = queue.SimpleQueue()
+        scope = trio.CancelScope()
+        assert self._token is not None
+        try:
+            self._token.run_sync_soon(self._start_job, function, scope, answer)
+        except trio.RunFinishedError:
+            raise self._ended() from self._failure
+        return self._wait(answer, scope)
+
+    def close(self) -> None:
+        """Leave the scope and end the thread. Idempotent; what the scope raised on the way out is dropped."""
+        if self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._end.set)
+        if threading.current_thread() is not self._thread:  # a garbage collection may come at any place
+            self._thread.join()
+
+    def _wait(self, answer: "queue.SimpleQueue[outcome.Outcome[R]]", scope: trio.CancelScope) -> R:
+        try:
+            result = answer.get()
+        except BaseException:
+            assert self._token is not None
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(scope.cancel)
+            answer.get()
+            raise
+        return result.unwrap()
+
+    def _ended(self) -> TrioletError:
+        if isinstance(self._failure, EngineDead):
+            return EngineDead(self._failure.message)
+        return EngineDead("The engine has been closed.")
+
+    # In the portal's thread.
+
+    def _live(
+        self,
+        open_scope: Callable[[], AbstractAsyncContextManager[T]],
+        started: "queue.SimpleQueue[outcome.Outcome[None]]",
+    ) -> None:
+        try:
+            trio.run(self._main, open_scope, started)
+        except BaseException as error:
+            self._failure = error
+        finally:  # read only if it has not started
+            started.put(outcome.Error(self._failure or self._ended()))
+
+    async def _main(
+        self,
+        open_scope: Callable[[], AbstractAsyncContextManager[T]],
+        started: "queue.SimpleQueue[outcome.Outcome[None]]",
+    ) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        started.put(outcome.Value(None))
+        with self._cancel_start:
+            async with open_scope() as self._value, trio.open_nursery() as self._nursery:
+                started.put(outcome.Value(None))
+                await self._end.wait()
+                self._nursery.cancel_scope.cancel()
+        self._nursery = None
+
+    def _start_job(
+        self,
+        function: Callable[[T], Awaitable[R]],
+        scope: trio.CancelScope,
+        answer: "queue.SimpleQueue[outcome.Outcome[R]]",
+    ) -> None:
+        if self._nursery is None or self._nursery.cancel_scope.cancel_called:
+            answer.put(outcome.Error(self._ended()))
+        else:
+            self._nursery.start_soon(self._job, function, scope, answer)
+
+    async def _job(
+        self,
+        function: Callable[[T], Awaitable[R]],
+        scope: trio.CancelScope,
+        answer: "queue.SimpleQueue[outcome.Outcome[R]]",
+    ) -> None:
+        result: outcome.Outcome[R] | None = None
+        try:
+            with scope:
+                try:
+                    result = outcome.Value(await function(self._value))
+                except Exception as error:
+                    result = outcome.Error(error)
+        finally:  # without a result, the caller was interrupted or the engine's scope ended first
+            answer.put(result if result is not None else outcome.Error(self._ended()))

@@ -17,6 +17,7 @@ from triolet.engine.core.errors import InvalidRequest
 from triolet.engine.core.ids import TokenId
 from triolet.engine.core.plan import StepPlan, StepResult
 from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
+from triolet.engine.device import DeviceFailed
 from triolet.engine.engine import EngineFacts
 from triolet.kvcache.manager import KVCacheManager
 
@@ -53,7 +54,7 @@ class SimulatedDevice:
         await trio.sleep(self.step_s)
         plan = self._sent.popleft()
         if plan.step == self.fail_at:
-            raise OSError("the simulated device fell over")
+            raise DeviceFailed("A step failed on the device.") from OSError("the simulated device fell over")
         return self.runner.execute(plan)
 
 

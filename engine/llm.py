@@ -1,0 +1,221 @@
+"""The synchronous front door: `LLM(...).generate(prompts)` for scripts and batch work.
+
+Imports trio through the portal: the engine runs in a thread of its own, and stays loaded between calls. A call hands
+all its prompts to the engine, waits, and gives the answers in the order of the prompts.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import attrs
+import trio
+
+from .config import EngineConfig
+from .core.errors import InvalidRequest, TrioletError
+from .core.events import FinishReason
+from .core.params import SamplingParams
+from .device import Portal
+from .engine import Engine
+from .open import open_engine
+from .progress import loading_bars, request_bar
+from .prompt import ChatPrompt, Prompt, TextPrompt, as_prompt
+from .stats import EngineStats
+
+
+@attrs.frozen(kw_only=True)
+class Choice:
+    """One answer to a prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """An end or stop token is not among them."""
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    """The stop token or stop string that ended it, where one did."""
+
+
+@attrs.frozen(kw_only=True)
+class RequestOutput:
+    """What came of one prompt. `text`, `token_ids` and `finish_reason` are those of the first answer."""
+
+    request_id: str
+    prompt: str | None
+    """The prompt's text, where it was one."""
+    prompt_token_ids: tuple[int, ...]
+    num_cached_tokens: int
+    """Prompt tokens that the prefix cache spared."""
+    choices: tuple[Choice, ...]
+    """`SamplingParams.n` answers."""
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason
+
+
+Job = tuple[Prompt, SamplingParams]
+
+
+class LLM:
+    """A loaded model. Made with the fields of `EngineConfig`; raises StartError when it cannot start.
+
+    Its methods may be called from several threads. Ctrl-C ends the requests of the call that it interrupts, and leaves
+    the engine usable. Close it, or use it in a `with`; the end of the process closes it too.
+    """
+
+    def __init__(self, model: str | None = None, *, progress: bool = True, **fields: Any) -> None:
+        config = EngineConfig(model=model, **fields)
+        with loading_bars() if progress else nullcontext() as report:
+            self._portal = Portal(partial(open_engine, config, progress=report))
+        self._close = weakref.finalize(self, self._portal.close)
+        # A request beyond these would be refused: the others wait their turn here.
+        self._turns = trio.Semaphore(config.max_num_queued_reqs)
+
+    def generate(
+        self,
+        prompts: Prompt | str | Sequence[int] | Sequence[Prompt | str | Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one prompt or several, in the order given; a prompt is a text, token ids, or a prompt object.
+
+        `sampling_params` are for all, or a list with one for each prompt. The first prompt that cannot be served ends
+        the call with its error (RequestError), which carries a note that names the prompt.
+        """
+        return self._run(_prompts(prompts), sampling_params, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, as `generate` does."""
+        one = all(isinstance(message, Mapping) for message in messages)
+        conversations = [messages] if one else messages
+        prompts: list[Prompt] = [
+            ChatPrompt(
+                messages=conversation,  # type: ignore[arg-type]
+                add_generation_prompt=add_generation_prompt,
+                template_kwargs=template_kwargs or {},
+            )
+            for conversation in conversations
+        ]
+        return self._run(prompts, sampling_params, progress)
+
+    def stats(self) -> EngineStats:
+        """The engine's numbers now."""
+
+        async def read(engine: Engine) -> EngineStats:
+            return engine.stats()
+
+        return self._portal.call(read)
+
+    def close(self) -> None:
+        """Give the model's memory back. Idempotent; calls that are under way end with EngineDead."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        jobs = list(zip(prompts, _params(sampling_params, len(prompts)), strict=True))
+        with request_bar(len(jobs), show=progress) as ended:
+            return self._portal.call(partial(_answer_all, jobs, self._turns, ended))
+
+
+def _prompts(prompts: Any) -> list[Prompt]:
+    """One prompt or several, as a list."""
+    one = not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes)
+    if one or (prompts and isinstance(prompts[0], int)):
+        return [as_prompt(prompts)]
+    return [as_prompt(prompt) for prompt in prompts]
+
+
+def _params(given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    """Parameters for each prompt."""
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * num_prompts
+    if len(given) != num_prompts:
+        raise InvalidRequest(
+            f"There are {num_prompts} prompts and {len(given)} sampling_params.", param="sampling_params"
+        )
+    return list(given)
+
+
+async def _answer_all(
+    jobs: list[Job], turns: trio.Semaphore, ended: Callable[[int], None], engine: Engine
+) -> list[RequestOutput]:
+    """Every request at once, as far as the queue takes them; started in their order."""
+    outputs: dict[int, RequestOutput] = {}
+
+    async def answer(index: int) -> None:
+        try:
+            outputs[index] = output = await _answer(engine, *jobs[index])
+        except TrioletError as error:
+            error.add_note(f"This was prompt {index}.")
+            raise
+        finally:
+            turns.release()
+        ended(sum(len(choice.token_ids) for choice in output.choices))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for index in range(len(jobs)):
+                await turns.acquire()
+                nursery.start_soon(answer, index)
+    except ExceptionGroup as group:
+        error = group.exceptions[0]
+        raise error from error.__cause__
+    return [outputs[index] for index in range(len(jobs))]
+
+
+async def _answer(engine: Engine, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+    texts: list[list[str]] = [[] for _ in range(params.n)]
+    token_ids: list[list[int]] = [[] for _ in range(params.n)]
+    ends: dict[int, Choice] = {}
+    num_cached_tokens = 0
+    async with engine.generate(prompt, params) as stream:
+        async for output in stream:
+            texts[output.choice].append(output.text)
+            token_ids[output.choice] += output.token_ids
+            num_cached_tokens = output.num_cached_tokens
+            if output.finish_reason is not None:
+                ends[output.choice] = Choice(
+                    text="".join(texts[output.choice]),
+                    token_ids=tuple(token_ids[output.choice]),
+                    finish_reason=output.finish_reason,
+                    stop_reason=output.stop_reason,
+                )
+    return RequestOutput(
+        request_id=stream.request_id,
+        prompt=prompt.text if isinstance(prompt, TextPrompt) else None,
+        prompt_token_ids=stream.prompt_token_ids,
+        num_cached_tokens=num_cached_tokens,
+        choices=tuple(ends[choice] for choice in range(params.n)),
+    )
