@@ -20,7 +20,6 @@ from jinja2.utils import Namespace
 
 from ..engine.core.errors import InvalidRequest
 
-_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -41,8 +40,6 @@ class ChatTemplate:
             raise InvalidRequest("There must be at least one message.", param="messages")
         tools = kwargs.pop("tools", None)
         documents = kwargs.pop("documents", None)
-        if taken := [name for name in _RESERVED if name in kwargs]:
-            raise InvalidRequest(f"{taken[0]} is not an option of the template.", param="chat_template_kwargs")
         try:
             return self._template(bool(tools)).render(
                 messages=[_message(message) for message in messages],

@@ -137,6 +137,7 @@ def write_gguf(
     extra_tensors: dict[str, np.ndarray[Any, Any]] | None = None,
     architecture: str | None = None,
     leave_out: str | None = None,
+    add_bos: bool | None = None,
 ) -> PreTrainedModel:
     """The model as a GGUF file, its matrices of `kind`, its norms float32."""
     model = model or make_model()
@@ -159,6 +160,8 @@ def write_gguf(
         add[type(value)](key, value)
     if tokenizer:
         _add_tokenizer(writer)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tied = config.tie_word_embeddings
     tensors = {name: t for name, t in model.state_dict().items() if not (tied and name == "lm_head.weight")}
