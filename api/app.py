@@ -10,14 +10,14 @@ import msgspec
 import trio
 from quart import Response, request
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import MethodNotAllowed as WrongMethod
 from werkzeug.exceptions import NotFound as NoRoute
 
 from ..engine.core.errors import EngineDead, InvalidRequest, RequestError, TrioletError
 from ..engine.prompt import ChatPrompt, Prompt, TextPrompt
-from .body import decode, too_large
-from .errors import BodyTimeout, MethodNotAllowed, NotFound, as_http
+from .body import decode
+from .errors import MethodNotAllowed, NotFound, as_http
 from .service import Service
 from .wire import DetokenizeRequest, TokenizeRequest, template_messages
 
@@ -32,8 +32,8 @@ def build_app(service: Service) -> QuartTrio:
     app = QuartTrio("triolet")
     app.config.update(
         RESPONSE_TIMEOUT=None,  # The default cuts a response after 60 s, silently.
-        BODY_TIMEOUT=service.config.body_timeout,
-        MAX_CONTENT_LENGTH=service.config.max_body_size,
+        BODY_TIMEOUT=None,  # The gate has read and bounded the body.
+        MAX_CONTENT_LENGTH=None,
         PROPAGATE_EXCEPTIONS=False,
     )
     app.register_error_handler(Exception, _on_error)
@@ -160,9 +160,5 @@ def _ours(error: Exception) -> Exception:
         return MethodNotAllowed(f"{request.path[:256]} answers {allow}, not {request.method[:32]}.", allow=allow)
     if isinstance(error, NoRoute):
         return NotFound(f"There is no route {request.path[:256]}.")
-    if isinstance(error, RequestEntityTooLarge):
-        return too_large(int(request.max_content_length or 0))
-    if error.code == 408:
-        return BodyTimeout("The body of the request did not arrive in time.")
     ours: RequestError = InvalidRequest(error.description or error.name)
     return ours

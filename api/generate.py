@@ -20,8 +20,8 @@ import trio
 
 from ..engine.core.errors import TrioletError
 from .answers import Answer, usage_of
-from .body import Receive, discard_body, header, read_body
-from .errors import BodyTimeout, BodyTooLarge, as_http, leaf_error
+from .body import Receive, header
+from .errors import as_http, leaf_error
 from .jobs import Job
 from .lifecycle import OpenRequest
 from .reply import DONE, Reply, Send
@@ -33,26 +33,16 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class GenerateRoute:
-    """An ASGI application for one route; `make_job` reads its body."""
+    """Answers one route; `make_job` reads its body."""
 
     def __init__(self, service: Service, make_job: Callable[[Service, bytes], Job]) -> None:
         self._service = service
         self._make_job = make_job
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send) -> None:
         given = header(scope["headers"], b"x-request-id") or b""
         name = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         reply = Reply(send, [(b"x-request-id", name)])
-        config = self._service.config
-        try:
-            body = await read_body(
-                scope["headers"], receive, limit_bytes=config.max_body_size, timeout_s=config.body_timeout
-            )
-        except (BodyTooLarge, BodyTimeout) as error:
-            await refuse_body(error, receive, reply)
-            return
-        if body is None:
-            return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
             await self._answer(body, reply, name)
@@ -136,11 +126,3 @@ async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
-
-
-async def refuse_body(error: TrioletError, receive: Receive, reply: Reply) -> None:
-    """Answer before the body has come, then drop what still comes: many clients read only when all is sent."""
-    answer = as_http(error)
-    await reply.json(answer.status, answer.body, ((b"connection", b"close"),), more=True)
-    await discard_body(receive)
-    await reply.end()

@@ -104,7 +104,7 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     service = Service(engine=engine, config=run.config, lifecycle=run.lifecycle, metrics=metrics, version=version)
     metrics.watch(engine, service.model_names[0])
     gate = Gate(
-        keys=run.config.api_key,
+        run.config,
         routes={
             "/v1/chat/completions": GenerateRoute(service, chat_job),
             "/v1/completions": GenerateRoute(service, completion_job),

@@ -70,6 +70,11 @@ class Server:
         host, port = self._sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if self._sockets[0].family == socket.AF_INET6 else f"http://{host}:{port}"
 
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open now."""
+        return len(self._connections.child_tasks) if self._connections is not None else 0
+
     def close(self) -> None:
         """Give the address back without having served."""
         for sock in self._sockets:

@@ -1,0 +1,1 @@
+"""Tests of the api room, over real sockets."""

@@ -1,0 +1,234 @@
+"""An engine without a model: it answers what it is told to, and shows what became of every request.
+
+It stands in for `triolet.engine.engine.Engine`. A character is a token; a text prompt's answer is its script. A request
+can be held in a stage for ever, and every test can wait for a request's end.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from triolet.engine.config import EngineConfig
+from triolet.engine.core.errors import EngineDead, InvalidRequest, Overloaded, PromptTooLong, TrioletError
+from triolet.engine.core.events import FinishReason
+from triolet.engine.core.params import SamplingParams
+from triolet.engine.prompt import Prompt, TextPrompt, TokenPrompt, prompt_param
+from triolet.engine.stats import EngineStats
+from triolet.engine.stream import Output
+
+VOCAB_SIZE = 1000
+
+
+@attrs.define(kw_only=True)
+class Seen:
+    """One request as the engine had it."""
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    stage: str = "tokenizing"
+    reached: dict[str, trio.Event] = attrs.field(factory=dict)
+    left: trio.Event = attrs.field(factory=trio.Event)
+    num_outputs: int = 0
+    finished: bool = False
+
+    def event(self, stage: str) -> trio.Event:
+        return self.reached.setdefault(stage, trio.Event())
+
+    def enter(self, stage: str) -> None:
+        self.stage = stage
+        self.event(stage).set()
+
+
+class FakeTokenizer:
+    """A character is a token: its code point."""
+
+    vocab_size = VOCAB_SIZE
+    has_chat_template = True
+
+    async def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        await trio.lowlevel.checkpoint()
+        if isinstance(prompt, TokenPrompt):
+            self._check(prompt.token_ids, "prompt")
+            return prompt.token_ids
+        if isinstance(prompt, TextPrompt):
+            return tuple(map(ord, ("^" if prompt.add_special_tokens else "") + prompt.text))
+        text = "".join(f"<{message['role']}>{message['content']}" for message in prompt.messages)
+        return tuple(map(ord, text + ("<assistant>" if prompt.add_generation_prompt else "")))
+
+    def decode(self, token_ids: Any) -> str:
+        self._check(token_ids, "tokens")
+        return "".join(map(chr, token_ids))
+
+    def _check(self, token_ids: Any, param: str) -> None:
+        for token in token_ids:
+            if token >= VOCAB_SIZE:
+                raise InvalidRequest(f"{token} is not in the vocabulary.", param=param)
+
+
+class FakeEngine:
+    """`script(prompt)` gives the pieces of an answer; `hold` names the stage in which every request stays."""
+
+    def __init__(self, *, pieces: list[str] | None = None, hold: str | None = None, max_model_len: int = 4096) -> None:
+        self.model_name = "fake"
+        self.created = 1_700_000_000
+        self.max_model_len = max_model_len
+        self.tokenizer = FakeTokenizer()
+        self.health: str | None = None
+        self.pieces = ["Hello", ", ", "wörld 🌍", "!"] if pieces is None else pieces
+        self.hold = hold
+        self.hold_after = 2
+        self.finish_reason = FinishReason.STOP
+        self.stop_reason: int | str | None = None
+        self.cached_tokens = 0
+        self.refusal: TrioletError | None = None
+        self.break_after: int | None = None
+        self.error: Exception = TrioletError("unset")
+        self.seen: list[Seen] = []
+        self.open: dict[str, Seen] = {}
+        self._changed = trio.Event()
+        self._released = trio.Event()
+        self._died = trio.Event()
+        self.counters = {"prompt_tokens": 0, "generation_tokens": 0}
+
+    def generate(self, prompt: Prompt, params: SamplingParams, *, request_id: str) -> Any:
+        return self._generate(prompt, params, request_id)
+
+    @asynccontextmanager
+    async def _generate(self, prompt: Prompt, params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
+        if self.health is not None:
+            raise EngineDead(self.health)
+        if self.refusal is not None:
+            raise self.refusal
+        seen = Seen(request_id=request_id, prompt=prompt, params=params)
+        self.seen.append(seen)
+        self.open[request_id] = seen
+        self._changed.set()
+        self._changed = trio.Event()
+        try:
+            await self._hold_at(seen, "tokenizing")
+            token_ids = await self.tokenizer.encode(prompt)
+            if not token_ids:
+                raise InvalidRequest("The prompt is empty.", param=prompt_param(prompt))
+            if len(token_ids) >= self.max_model_len:
+                raise PromptTooLong(
+                    f"The prompt has {len(token_ids)} tokens; the model takes {self.max_model_len}.",
+                    param=prompt_param(prompt),
+                )
+            yield FakeStream(self, seen, len(token_ids))
+        finally:
+            del self.open[request_id]
+            seen.left.set()
+
+    async def _hold_at(self, seen: Seen, stage: str) -> None:
+        seen.enter(stage)
+        if self.hold == stage:
+            await self._released.wait()
+
+    def release(self) -> None:
+        """Let go what is held, now and later."""
+        self._released.set()
+
+    async def wait_seen(self, count: int = 1) -> Seen:
+        """The last request, once there have been `count`."""
+        while len(self.seen) < count:
+            await self._changed.wait()
+        return self.seen[count - 1]
+
+    def die(self, reason: str) -> None:
+        """As when an actor has died: open streams end with EngineDead, and nobody comes in."""
+        self.health = reason
+        self.error = EngineDead(reason)
+        self._died.set()
+        self.release()
+
+    @property
+    def dead(self) -> bool:
+        return self._died.is_set()
+
+    async def wait_dead(self) -> None:
+        await self._died.wait()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self.open),
+            waiting=3,
+            num_blocks=100,
+            num_free_blocks=75,
+            kv_usage=0.25,
+            prefix_queries=80,
+            prefix_hits=20,
+            preemptions=2,
+            cached_prompt_tokens=20,
+            steps=7,
+            scheduled_tokens=70,
+            **self.counters,
+        )
+
+
+class FakeStream:
+    """Goes through the stages, then gives piece after piece."""
+
+    def __init__(self, engine: FakeEngine, seen: Seen, num_prompt_tokens: int) -> None:
+        self._engine = engine
+        self._seen = seen
+        self.num_prompt_tokens = num_prompt_tokens
+        self.request_id = seen.request_id
+
+    def __aiter__(self) -> "FakeStream":
+        return self
+
+    async def __anext__(self) -> Output:
+        engine, seen = self._engine, self._seen
+        await trio.lowlevel.checkpoint()
+        if seen.finished:
+            raise StopAsyncIteration
+        if seen.num_outputs == 0:
+            await engine._hold_at(seen, "queued")
+            await engine._hold_at(seen, "prefill")
+        if seen.num_outputs == engine.hold_after:
+            await engine._hold_at(seen, "decode")
+        if engine.dead or engine.break_after == seen.num_outputs:
+            raise engine.error
+        text = engine.pieces[seen.num_outputs] if seen.num_outputs < len(engine.pieces) else ""
+        seen.num_outputs += 1
+        limit = seen.params.max_tokens
+        at_limit = limit is not None and seen.num_outputs >= limit
+        seen.finished = at_limit or seen.num_outputs >= len(engine.pieces)
+        reason = FinishReason.LENGTH if at_limit and seen.num_outputs < len(engine.pieces) else engine.finish_reason
+        return Output(
+            text=text,
+            token_ids=(seen.num_outputs,),
+            finish_reason=reason if seen.finished else None,
+            stop_reason=engine.stop_reason if seen.finished else None,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=engine.cached_tokens,
+            num_output_tokens=seen.num_outputs,
+        )
+
+
+def opening(engine: FakeEngine) -> Callable[..., Any]:
+    """An `open_engine` that gives `engine`, and whose scope fails, as the real one's, once the engine is dead."""
+
+    @asynccontextmanager
+    async def open_engine(
+        config: EngineConfig, *, observer: Any = None, progress: Any = None
+    ) -> AsyncIterator[FakeEngine]:
+        async with trio.open_nursery() as nursery:
+
+            async def supervise() -> None:
+                await engine.wait_dead()
+                raise EngineDead(engine.health or "")
+
+            nursery.start_soon(supervise)
+            yield engine
+            nursery.cancel_scope.cancel()
+
+    return open_engine
+
+
+def overloaded() -> Overloaded:
+    return Overloaded("The queue is full: 9 requests are waiting.", retry_after_s=7)
