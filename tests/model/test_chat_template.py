@@ -17,7 +17,7 @@ TALK = [
 ]
 TEMPLATES = {
     "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-    "blocks": "  {% for m in messages %}\n  {{ m.role }}\n  {% endfor %}\n{% if add_generation_prompt %}\nbot{% endif %}",
+    "blocks": "  {% for m in messages %}\n  {{ m.role }}\n  {% endfor %}\n{% if messages %}\nbot{% endif %}\n\n",
     "special tokens": "{{ bos_token }}{{ messages | length }}{{ eos_token }}{{ pad_token }}",
     "tojson": "{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ {'b': 1, 'a': '<'} | tojson(sort_keys=1) }}",
     "loop": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
