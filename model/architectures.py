@@ -7,6 +7,8 @@ all of them share (sizes, rotary positions) is read by `hf_config.py` and `gguf_
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import attrs
+
 from ..engine.core.errors import ModelLoadError
 from .fields import Fields
 from .spec import ModelSpec
@@ -42,6 +44,8 @@ def _qwen_window(fields: Fields) -> dict[str, Any]:
     kinds = fields.raw("layer_types")
     if kinds is None:
         first = fields.raw("max_window_layers")
+        if not isinstance(first, int | None):
+            raise fields.fail("max_window_layers", f"must be a whole number, not {first!r}")
         layers = tuple(range(28 if first is None else first, num_layers))
     elif isinstance(kinds, list) and len(kinds) == num_layers:
         layers = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
@@ -79,7 +83,7 @@ ROPE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def check_spec(fields: Fields, spec: ModelSpec) -> ModelSpec:
-    """The spec itself, or a ModelLoadError that names what does not fit together."""
+    """The spec, without end tokens outside its vocabulary; or a ModelLoadError that names what does not fit."""
     if spec.num_heads % spec.num_kv_heads:
         raise ModelLoadError(
             f"{fields.file}: {spec.num_heads} attention heads cannot share {spec.num_kv_heads} key-value heads evenly."
@@ -90,7 +94,5 @@ def check_spec(fields: Fields, spec: ModelSpec) -> ModelSpec:
         raise ModelLoadError(
             f"{fields.file}: partial_rotary_factor is {spec.partial_rotary_factor}, not above 0 and at most 1."
         )
-    for token in (*spec.eos_token_ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):
-        if token >= spec.vocab_size:
-            raise ModelLoadError(f"{fields.file}: token {token} is outside the vocabulary of {spec.vocab_size}.")
-    return spec
+    # Some files name an end token that the model cannot say; that harms nobody.
+    return attrs.evolve(spec, eos_token_ids=tuple(i for i in spec.eos_token_ids if i < spec.vocab_size))

@@ -184,5 +184,7 @@ class _Cursor:
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise ModelLoadError(f"{self.path}: damaged: tensor {name} has {dimensions} dimensions.")
         shape = self.unpack(f"{dimensions}Q", what)[::-1]
+        if 0 in shape:
+            raise ModelLoadError(f"{self.path}: damaged: tensor {name} has no elements.")
         type_id, offset = self.unpack("IQ", what)
         return name, shape, type_id, offset

@@ -96,6 +96,8 @@ def _rope(fields: Fields, max_length: int) -> tuple[float, dict[str, Any], float
         raise fields.fail(name, f"must be an object, not {given!r}")
     top = {key: fields.raw(key) for key in ("rope_theta", "partial_rotary_factor") if fields.raw(key) is not None}
     values = {**top, **{key: value for key, value in (given or {}).items() if value is not None}}
+    if nested := [key for key, value in values.items() if isinstance(value, dict)]:
+        raise fields.fail(f"{name}.{nested[0]}", "sets rotary positions by kind of layer, which is not supported")
     old_kind = values.pop("type", "default")
     kind = values.pop("rope_type", old_kind)
     if kind not in ROPE_FIELDS:

@@ -183,6 +183,14 @@ def test_a_tensor_that_has_no_place_is_named(tmp_path: Path) -> None:
         read(path)
 
 
+def test_rows_that_are_no_heads_are_named(tmp_path: Path) -> None:
+    """The rows of q and k come in pairs for each head."""
+    odd = {"blk.0.attn_q.bias": np.ones(60, np.float32)}
+    path = write_and_name(tmp_path / "m.gguf", extra_tensors=odd)
+    with pytest.raises(ModelLoadError, match=r"tensor blk\.0\.attn_q\.bias has 60 rows, not a multiple of 2 x 4 heads"):
+        read(path)
+
+
 def test_a_kind_that_cannot_be_widened_is_named(tmp_path: Path) -> None:
     """Whole numbers are no weights."""
     path = write_and_name(tmp_path / "m.gguf", extra_tensors={"blk.0.attn_q.bias": np.ones(64, np.int32)})
@@ -233,6 +241,10 @@ ARCH = string(b"general.architecture") + struct.pack("<I", 8) + string(b"llama")
         (
             header(entries=1, tensors=1, rest=ARCH + string(b"w") + struct.pack("<IQIQ", 1, 4, 999, 0)),
             "tensor w has type 999, which is not known",
+        ),
+        (
+            header(entries=1, tensors=1, rest=ARCH + string(b"w") + struct.pack("<IQ", 1, 0)),
+            "damaged: tensor w has no elements",
         ),
         (
             header(entries=1, tensors=1, rest=ARCH + string(b"w") + struct.pack("<IQIQ", 1, 33, 2, 0)),

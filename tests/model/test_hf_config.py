@@ -127,10 +127,17 @@ def test_a_share_of_the_head_is_rotated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "generation", "expected"),
-    [(2, None, (2,)), ([2, 3], None, (2, 3)), (2, {"eos_token_id": [7, 8]}, (7, 8)), (2, {}, (2,)), (None, None, ())],
+    [
+        (2, None, (2,)),
+        ([2, 3], None, (2, 3)),
+        (2, {"eos_token_id": [7, 8]}, (7, 8)),
+        (2, {}, (2,)),
+        (None, None, ()),
+        ([2, 100], None, (2,)),
+    ],
 )
 def test_where_an_answer_ends(tmp_path: Path, config: Any, generation: Any, expected: tuple[int, ...]) -> None:
-    """generation_config.json goes before config.json; each has an id or a list."""
+    """generation_config.json goes before config.json; each has an id or a list. The vocabulary has 100 tokens."""
     assert read(tmp_path, eos_token_id=config, generation=generation).eos_token_ids == expected
 
 
@@ -171,7 +178,19 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
         ),
         ({"partial_rotary_factor": 2}, "partial_rotary_factor is 2.0, not above 0 and at most 1"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list of them, not '</s>'"),
-        ({"eos_token_id": 100}, "token 100 is outside the vocabulary of 100"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "rope_parameters.full_attention sets rotary positions by kind of layer, which is not supported",
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "max_window_layers": "1",
+            },
+            "max_window_layers must be a whole number, not '1'",
+        ),
         (
             {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8, "layer_types": []},
             "layer_types must list 4 layers",
