@@ -35,7 +35,7 @@ FEATURES: dict[str, str] = {
 
 
 class Adapter(Protocol):
-    """An allocator of KV blocks, as the suite sees it. Blocks are numbers; a table entry that was left behind is None."""
+    """An allocator of KV blocks, as the suite sees it. A block is a number; an entry that a window passed is None."""
 
     unsupported: ClassVar[frozenset[str]]
     """Keys of FEATURES."""
@@ -86,7 +86,7 @@ class Adapter(Protocol):
         """The block table of each group, as it stands."""
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """(source, target) of the copies due before the next step writes; all sources are read before a target is written."""
+        """(source, target) of the copies due before the next step writes; read all sources before any target."""
 
     def begin_step(self, step: int) -> None:
         """The device has been given step `step` (1, 2, …)."""
