@@ -20,17 +20,57 @@ from triolet.engine.core.plan import JoinedSequence, StepPlan, StepResult, choic
 Cell = tuple[int, int]
 
 
-def next_token(
-    tokens: Sequence[int], positions: Sequence[int], windows: Sequence[int | None], seed: int, vocab_size: int
-) -> TokenId:
-    """The token after `tokens`, as each group of layers sees them: all of them, or the last `window`."""
+def digest_of(tokens: Sequence[int], windows: Sequence[int | None], seed: int) -> int:
+    """What follows from `tokens`, as each group of layers sees them: all of them, or the last `window`."""
     digest = seed & 0xFFFFFFFF
     for window in windows:
         start = 0 if window is None else max(0, len(tokens) - window)
         seen = array("q", tokens[start:])
-        seen.extend(positions[start:])
+        seen.extend(range(start, len(tokens)))
         digest = zlib.crc32(seen.tobytes(), digest)
-    return TokenId(digest % vocab_size)
+    return digest
+
+
+def best_tokens(digest: int, vocab_size: int, count: int) -> tuple[tuple[TokenId, ...], tuple[float, ...]]:
+    """The `count` most likely next tokens and their log-probabilities: made up, but a function of the digest."""
+    scored = sorted((zlib.crc32(bytes([token]), digest) % 997, token) for token in range(vocab_size))[:count]
+    return tuple(TokenId(token) for _, token in scored), tuple(-score / 100 for score, _ in scored)
+
+
+def alone_by_beams(
+    prompt: Sequence[int],
+    *,
+    num_beams: int,
+    num_tokens: int,
+    end_tokens: frozenset[int],
+    min_tokens: int,
+    length_penalty: float,
+    seed: int,
+    vocab_size: int,
+    windows: Sequence[int | None] = (None,),
+) -> list[tuple[list[int], float]]:
+    """Beam search over plain lists: (answer without its end token, score), best first."""
+    width = max(2, 1 + len(end_tokens)) * num_beams
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    done: list[tuple[list[int], float]] = []
+    for made in range(1, num_tokens + 1):
+        grown = []
+        for place, (log_probability, given) in enumerate(beams):
+            digest = digest_of([*prompt, *given], windows, seed)
+            for token, extra in zip(*best_tokens(digest, vocab_size, width), strict=True):
+                grown.append((-(log_probability + extra), place, token, given))
+        beams = []
+        for rank, (negative, _, token, given) in enumerate(sorted(grown)[:width]):
+            ends = token in end_tokens and made >= min_tokens
+            if not ends and made < num_tokens:
+                beams.append((-negative, [*given, token]))
+            elif rank < num_beams:
+                done.append((given if token in end_tokens else [*given, token], -negative / made**length_penalty))
+        done = sorted(done, key=lambda answer: -answer[1])[:num_beams]
+        beams = beams[:num_beams]
+        if not beams or (len(done) == num_beams and beams[0][0] / made**length_penalty <= done[-1][1]):
+            break
+    return done
 
 
 def alone(
@@ -47,7 +87,7 @@ def alone(
     tokens = list(prompt)
     given: list[int] = []
     for made in range(1, num_tokens + 1):
-        token = next_token(tokens, range(len(tokens)), windows, seed, vocab_size)
+        token = TokenId(digest_of(tokens, windows, seed) % vocab_size)
         if token in end_tokens and made >= min_tokens:
             break
         tokens.append(token)
@@ -65,11 +105,20 @@ class Row:
     seed: int
     choice: int
     num_samples: int
+    num_candidates: int
 
     @classmethod
     def of(cls, joined: JoinedSequence) -> "Row":
         tables: list[list[int | None]] = [list(table) for table in joined.block_tables]
-        return cls(list(joined.token_ids), joined.num_computed, tables, joined.seed, joined.choice, joined.num_samples)
+        return cls(
+            tokens=list(joined.token_ids),
+            computed=joined.num_computed,
+            tables=tables,
+            seed=joined.seed,
+            choice=joined.choice,
+            num_samples=joined.num_samples,
+            num_candidates=joined.num_candidates,
+        )
 
 
 class MemoryDevice:
@@ -156,18 +205,25 @@ class MemoryDevice:
     def _sample(self, step: int, lengths: dict[SequenceId, int]) -> StepResult:
         sequences: list[SequenceId] = []
         tokens: list[TokenId] = []
+        candidates: list[tuple[SequenceId, tuple[TokenId, ...], tuple[float, ...]]] = []
         for sequence, length in lengths.items():
             row = self.rows[sequence]
-            if length and row.computed == len(row.tokens):
+            if not length or row.computed < len(row.tokens):
+                continue
+            if row.num_candidates:
+                digest = self._gather(row, row.seed)
+                candidates.append((sequence, *best_tokens(digest, self._vocab_size, row.num_candidates)))
+            else:
                 for choice in range(row.choice, row.choice + row.num_samples):
                     sequences.append(sequence)
-                    tokens.append(self._gather(row, choice_seed(row.seed, choice)))
+                    digest = self._gather(row, choice_seed(row.seed, choice))
+                    tokens.append(TokenId(digest % self._vocab_size))
                 row.tokens.append(tokens[len(tokens) - row.num_samples])
                 row.num_samples = 1
-        return StepResult(step=step, sequences=tuple(sequences), token_ids=tuple(tokens))
+        return StepResult(step=step, sequences=tuple(sequences), token_ids=tuple(tokens), candidates=tuple(candidates))
 
-    def _gather(self, row: Row, seed: int) -> TokenId:
-        """The next token, from what stands in the blocks; every group reads no further back than its window."""
+    def _gather(self, row: Row, seed: int) -> int:
+        """The digest of what stands in the blocks; every group reads no further back than its window."""
         digest = seed & 0xFFFFFFFF
         for window, table in zip(self._windows, row.tables, strict=True):
             start = 0 if window is None else max(0, row.computed - window)
@@ -181,4 +237,4 @@ class MemoryDevice:
                 tokens.append(cell[0])
                 positions.append(cell[1])
             digest = zlib.crc32(tokens.tobytes() + positions.tobytes(), digest)
-        return TokenId(digest % self._vocab_size)
+        return digest

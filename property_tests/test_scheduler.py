@@ -48,6 +48,8 @@ def requests(draw: st.DrawFn, shape: Shape) -> tuple[list[int], SamplingParams, 
     max_tokens = draw(st.integers(1, max(1, min(shape.max_model_len - len(prompt), 40))))
     params = SamplingParams(
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        use_beam_search=draw(st.sampled_from([False, False, False, True])),
+        length_penalty=draw(st.sampled_from([0.0, 1.0, 2.0])),
         max_tokens=max_tokens,
         min_tokens=draw(st.sampled_from([0, 0, min(3, max_tokens)])),
         ignore_eos=draw(st.booleans()),

@@ -18,7 +18,7 @@ from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
 from triolet.kvcache.group import KVGroup
 from triolet.kvcache.manager import KVCacheManager
 
-from .memory import MemoryDevice, alone
+from .memory import MemoryDevice, alone, alone_by_beams
 
 CUT_OFF = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
 """Ends that do not come from the tokens."""
@@ -189,7 +189,9 @@ class World:
             if finished.last:
                 record.finished = finished.reason
                 begun = len({answer for answer, reason in enumerate(record.ended) if reason is not None})
-                assert begun == request_answers(record), "S7: the terminal event follows the end of every answer"
+                assert finished.score is not None or begun == request_answers(record), (
+                    "S7: the terminal event follows the end of every answer"
+                )
         return events
 
     def _check_text(self, record: Record, finished: Finished) -> None:
@@ -208,6 +210,20 @@ class World:
             vocab_size=self.shape.vocab_size,
         )
         given = record.given[finished.choice]
+        if params.use_beam_search and finished.reason not in CUT_OFF:
+            best = alone_by_beams(
+                request.prompt_token_ids,
+                num_beams=params.n,
+                num_tokens=params.max_tokens,
+                end_tokens=frozenset(ends),
+                min_tokens=params.min_tokens,
+                length_penalty=params.length_penalty,
+                seed=request.seed,
+                vocab_size=self.shape.vocab_size,
+                windows=self.shape.windows,
+            )
+            assert (given, finished.score) == best[finished.choice], "S8"
+            return
         if finished.reason in (FinishReason.ABORT, FinishReason.TIMEOUT):
             assert record.aborted or request.deadline is not None
             assert given == expected[: len(given)], "S8"

@@ -71,6 +71,7 @@ class Draft:
 
 def _joined(sequence: Sequence) -> JoinedSequence:
     request = sequence.request
+    beams = sequence.group.beams
     decoding = sequence.state is State.DECODING  # then num_computed counts this step's token already
     return JoinedSequence(
         sequence=sequence.device_id,
@@ -82,5 +83,6 @@ def _joined(sequence: Sequence) -> JoinedSequence:
         seed=request.seed,
         end_token_ids=tuple(sorted(sequence.group.end_tokens)),
         choice=sequence.choice,
-        num_samples=sequence.num_samples,
+        num_samples=sequence.num_slots if beams is None else 1,
+        num_candidates=0 if beams is None else beams.num_candidates,
     )

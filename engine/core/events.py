@@ -40,6 +40,8 @@ class Finished:
     """The stop token that ended it, where one of `SamplingParams.stop_token_ids` did (the model's own end: None)."""
     num_output_tokens: int = 0
     """Tokens generated, the one that ended it included."""
+    score: float | None = None
+    """With beam search: what the answer was ranked by."""
     message: str | None = None
     """With ERROR: what went wrong, fit for the client."""
 

@@ -81,6 +81,10 @@ class SamplingParams:
     """Texts that end the answer; they are not part of it."""
     stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=tuple, validator=_check_token_ids)
     """Tokens that end the answer, beside the model's own end tokens; they are not part of its text."""
+    use_beam_search: bool = False
+    """Find the n most likely answers instead of drawing n; all of them come at the end."""
+    length_penalty: float = attrs.field(default=1.0, validator=_number(-10, 10, "a number from -10 to 10"))
+    """With beam search: answers are ranked by log-probability / length ** length_penalty."""
     ignore_eos: bool = False
     """Go on past the model's own end tokens (stop_token_ids still end the answer)."""
 

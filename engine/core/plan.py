@@ -55,6 +55,9 @@ class JoinedSequence:
     num_samples: int = 1
     """How many tokens to draw when `computed` first reaches the last known token, with the seeds of choices 0, 1, …;
     the sequence goes on with the first of them."""
+    num_candidates: int = 0
+    """Above 0: draw nothing; report so many of the most likely next tokens instead (`StepResult.candidates`). The
+    sequence then rests: the next plan drops it and brings what it became."""
 
 
 @attrs.frozen(kw_only=True)
@@ -88,6 +91,9 @@ class StepResult:
     step: int
     sequences: tuple[SequenceId, ...] = ()
     token_ids: tuple[TokenId, ...] = ()
+    candidates: tuple[tuple[SequenceId, tuple[TokenId, ...], tuple[float, ...]], ...] = ()
+    """For each sequence with `num_candidates`: the most likely next tokens, most likely first (ties: lowest id first),
+    and their natural log-probabilities under the plain softmax. Fewer where the vocabulary has no more."""
     failed: tuple[tuple[SequenceId, str], ...] = ()
     """Sequences whose logits could not be used (not a number), with the reason; they sampled nothing."""
     seconds: float = 0.0

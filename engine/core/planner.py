@@ -106,8 +106,10 @@ class Planner:
     # Prompts under way
 
     def _grow_prefills(self, draft: Draft) -> None:
-        """Share what is left of the budget among the prompts under way, in the order of their ranks."""
-        for sequence in sorted(self._running.prefilling, key=self._waiting.rank):
+        """Share what is left of the budget among the prompts under way, in the order of their ranks; who needs but one
+        token (a beam) comes before them (S2)."""
+        rank = self._waiting.rank
+        for sequence in sorted(self._running.prefilling, key=lambda s: (len(s.tokens) - s.num_computed > 1, *rank(s))):
             if sequence.state is not State.PREFILLING:
                 continue
             length = self._chunk(sequence, sequence.num_computed, draft.budget)
@@ -142,7 +144,7 @@ class Planner:
             sequence = self._waiting.peek()
             if sequence is None:
                 return
-            if self._running.num_slots + sequence.num_samples > self._config.max_num_seqs:
+            if self._running.num_slots + sequence.num_slots > self._config.max_num_seqs:
                 if not self._make_room(sequence, draft):
                     return
                 continue
@@ -197,7 +199,9 @@ class Planner:
         for sequence, length in landing:
             sequence.num_computed += length
             if sequence.num_computed == len(sequence.tokens):
-                running.move(sequence, State.PAUSED if sequence.num_samples > 1 else State.DECODING)
+                running.move(
+                    sequence, State.PAUSED if sequence.num_slots > 1 or sequence.group.beams else State.DECODING
+                )
                 self._set_limit(sequence, sequence.num_computed)
         if self._waiting.charges:
             for sequence, length in landing:
@@ -214,6 +218,8 @@ class Planner:
         if refund:  # it was counted among the decodes of this plan
             draft.budget += 1
             draft.num_tokens -= 1
+        if sequence.group.beams is not None:
+            sequence.group.beams.forget(sequence)
         self._running.leave(sequence, State.WAITING)
         self._cache.release(sequence.blocks)
         sequence.num_computed = 0

@@ -11,12 +11,16 @@ A decoding sequence has `computed == known - 1` before a step: its last token is
 """
 
 import enum
+from typing import TYPE_CHECKING
 
 import attrs
 
 from ...kvcache.sequence import SequenceBlocks
 from .ids import RequestId, SequenceId, TokenId
 from .params import SamplingParams
+
+if TYPE_CHECKING:
+    from .beams import BeamSearch
 
 
 @attrs.frozen(kw_only=True)
@@ -77,8 +81,8 @@ class Sequence:
     """Tokens whose K and V are written once every planned step has landed."""
     limit: int = 0
     """`num_computed` may grow up to here without asking the cache for a block and without being the last token."""
-    num_samples: int = 1
-    """How many first tokens it draws at the end of the prompt: it forks into as many sequences."""
+    num_slots: int = 1
+    """How many sequences it becomes when its prompt is computed."""
 
     @property
     def request(self) -> Request:
@@ -108,6 +112,7 @@ class Group:
     """Prompt and longest answer together."""
     sequences: list[Sequence] = attrs.field(factory=list)
     was_admitted: bool = False
+    beams: "BeamSearch | None" = None
 
 
 def new_group(request: Request, *, arrival: int, blocks: SequenceBlocks) -> Group:
@@ -125,5 +130,5 @@ def new_group(request: Request, *, arrival: int, blocks: SequenceBlocks) -> Grou
         most_tokens=len(request.prompt_token_ids) + params.max_tokens,
     )
     tokens = list(request.prompt_token_ids)
-    group.sequences.append(Sequence(group=group, choice=0, blocks=blocks, tokens=tokens, num_samples=params.n))
+    group.sequences.append(Sequence(group=group, choice=0, blocks=blocks, tokens=tokens, num_slots=params.n))
     return group

@@ -20,7 +20,7 @@ class RunningSet:
         self.prefilling: list[Sequence] = []
         """They have more known tokens than computed ones, and get chunks."""
         self.paused: list[Sequence] = []
-        """They wait for a result, or for their siblings, before their next token is known: they rest in the batch."""
+        """They wait for a result, or for the other beams, before their next token is known: they rest in the batch."""
         self.joining: list[Sequence] = []
         """In one of the lists above, and not in the device's batch yet."""
         self.by_id: dict[SequenceId, Sequence] = {}
@@ -40,8 +40,8 @@ class RunningSet:
     @property
     def num_slots(self) -> int:
         """Sequences that these are, or become when the first token of each is there (S1)."""
-        own = sum(sequence.num_samples for sequence in self.prefilling)
-        return len(self.decoding) + own + sum(sequence.num_samples for sequence in self.paused)
+        own = sum(sequence.num_slots for sequence in self.prefilling)
+        return len(self.decoding) + own + sum(sequence.num_slots for sequence in self.paused)
 
     def enter(self, sequence: Sequence, state: State) -> None:
         """Join the batch with the next plan, under a new id."""

@@ -15,6 +15,7 @@ from collections import deque
 import attrs
 
 from ...kvcache.manager import KVCacheManager
+from .beams import BeamSearch, Candidates
 from .events import Finished, FinishReason, StepEvents
 from .ids import RequestId, SequenceId, TokenId
 from .outbox import Outbox
@@ -94,11 +95,12 @@ class Scheduler:
         self._num_arrivals += 1
         blocks = self._cache.open(extra_keys=request.extra_keys)
         group = new_group(request, arrival=self._num_arrivals, blocks=blocks)
+        if request.params.use_beam_search:
+            group.beams = _beam_search(group)
         self._groups[request.id] = group
         self._waiting.push(group.sequences[0])
-        if request.params.n > self._config.max_num_seqs:
-            text = f"n ({request.params.n}) is more than the {self._config.max_num_seqs} sequences that run at once."
-            self.abort(request.id, FinishReason.ERROR, message=text)
+        if (message := self._why_never(group)) is not None:
+            self.abort(request.id, FinishReason.ERROR, message=message)
         elif request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, group.arrival, request.id))
 
@@ -116,7 +118,7 @@ class Scheduler:
         if group is None:
             return
         for sequence in tuple(group.sequences):
-            if choice is None or sequence.choice == choice:
+            if choice is None or sequence.choice == choice or group.beams is not None:
                 self._end(sequence, reason, message=message)
 
     def plan(self, now: float) -> StepPlan | None:
@@ -147,11 +149,14 @@ class Scheduler:
                 self._cache.store(sequence.blocks, sequence.tokens, num_computed)
         by_id = self._running.by_id
         num_wasted = 0
+        for sampled_id, tokens, log_probabilities in result.candidates:
+            if (beam := by_id.get(sampled_id)) is not None:
+                self._take_candidates(beam, (tokens, log_probabilities))
         for sampled_id, token in zip(result.sequences, result.token_ids, strict=True):
             found = by_id.get(sampled_id)
             if found is None:  # it ended, or was preempted, while the step was in flight
                 num_wasted += 1
-            elif found.num_samples > 1:
+            elif found.num_slots > 1:
                 self._sample(found, token)
             else:
                 self._accept(found, token)
@@ -164,6 +169,19 @@ class Scheduler:
     def take_events(self) -> StepEvents:
         """All that has happened to requests since the last call."""
         return self._outbox.take(self._step)
+
+    def _why_never(self, group: Group) -> str | None:
+        """Why the request could never run here; None when it can."""
+        num_answers = group.request.params.n
+        if num_answers > self._config.max_num_seqs:
+            return f"n ({num_answers}) is more than the {self._config.max_num_seqs} sequences that run at once."
+        if group.beams is None:
+            return None
+        # All beams of a request must be there at once before any can go on.
+        blocks = num_answers * -(-group.most_tokens // self._cache.block_size) * len(self._cache.groups)
+        if blocks > self._cache.num_blocks:
+            return f"{num_answers} beams of {group.most_tokens} tokens need more than the whole KV cache."
+        return None
 
     # Tokens
 
@@ -186,22 +204,79 @@ class Scheduler:
         """One of several first tokens; with the last of them the sequence forks, sharing the partial block too."""
         samples = self._samples.setdefault(sequence.device_id, [])
         samples.append(token)
-        if len(samples) < sequence.num_samples:
+        if len(samples) < sequence.num_slots:
             return
         del self._samples[sequence.device_id]
-        sequence.num_samples = 1
+        sequence.num_slots = 1
         self._running.move(sequence, State.DECODING)
-        answers = [sequence]
-        for choice in range(1, len(samples)):
-            blocks = self._cache.fork(sequence.blocks)
-            answer = Sequence(group=sequence.group, choice=choice, blocks=blocks, tokens=list(sequence.tokens))
-            answer.num_computed = sequence.num_computed
-            sequence.group.sequences.append(answer)
-            self._running.enter(answer, State.DECODING)
-            answers.append(answer)
+        sequence.limit = sequence.num_computed  # ask the cache before writing: the last block is shared now
+        answers = [sequence, *(self._fork(sequence, choice, State.DECODING) for choice in range(1, len(samples)))]
         for answer, sampled in zip(answers, samples, strict=True):
-            answer.limit = answer.num_computed  # ask the cache before writing: the block is shared
             self._accept(answer, sampled)
+
+    def _fork(self, sequence: Sequence, choice: int, state: State) -> Sequence:
+        """A second sequence with the same past, which shares every block; it joins the batch with the next plan."""
+        fork = Sequence(
+            group=sequence.group,
+            choice=choice,
+            blocks=self._cache.fork(sequence.blocks),
+            tokens=list(sequence.tokens),
+            num_computed=sequence.num_computed,
+            limit=sequence.num_computed,
+        )
+        sequence.group.sequences.append(fork)
+        self._running.enter(fork, state)
+        return fork
+
+    def _take_candidates(self, beam: Sequence, candidates: Candidates) -> None:
+        """A beam has reported; once all have, the best continuations become the beams of the next round."""
+        search = beam.group.beams
+        if search is None:
+            raise AssertionError(f"{beam.request.id} searches no beams")
+        self.stats.generation_tokens += 1
+        if not search.report(beam, candidates):
+            return
+        parents = tuple(beam.group.sequences)
+        for parent in parents:
+            if len(parent.tokens) % self._cache.block_size == 0:
+                self._cache.store(parent.blocks, parent.tokens, len(parent.tokens))
+        continuations = search.advance()
+        if not continuations:
+            self._end_search(beam.group, search)
+            return
+        beams = []
+        for choice, continuation in enumerate(continuations):
+            fork = self._fork(continuation.parent, choice, State.PREFILLING)
+            fork.tokens.append(continuation.token)
+            beams.append(fork)
+        search.start(beams, [continuation.log_probability for continuation in continuations])
+        for parent in parents:  # after the forks, so that the last heir of a block writes it in place
+            self._drop(parent)
+
+    def _end_search(self, group: Group, search: BeamSearch) -> None:
+        """All at once: the answers' tokens, then their ends, best first."""
+        for sequence in tuple(group.sequences):
+            self._drop(sequence)
+        del self._groups[group.request.id]
+        for choice, answer in enumerate(search.answers):
+            for token in answer.tokens:
+                self._outbox.token(group.request.id, token, choice)
+            finished = Finished(
+                request=group.request.id,
+                reason=FinishReason.STOP if answer.by_end_token else FinishReason.LENGTH,
+                choice=choice,
+                last=choice == len(search.answers) - 1,
+                num_output_tokens=answer.num_tokens,
+                score=answer.score,
+            )
+            self._outbox.finished.append(finished)
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Out of its group and out of the running, its blocks back."""
+        self._samples.pop(sequence.device_id, None)
+        self._running.leave(sequence, State.ENDED)
+        self._cache.release(sequence.blocks)
+        sequence.group.sequences.remove(sequence)
 
     # Ends
 
@@ -218,11 +293,9 @@ class Scheduler:
         if sequence.state is State.WAITING:
             sequence.state = State.ENDED
             self._waiting.remove(sequence)
+            group.sequences.remove(sequence)
         else:
-            self._samples.pop(sequence.device_id, None)
-            self._running.leave(sequence, State.ENDED)
-            self._cache.release(sequence.blocks)
-        group.sequences.remove(sequence)
+            self._drop(sequence)
         last = not group.sequences
         if last:
             del self._groups[group.request.id]
@@ -257,3 +330,17 @@ class Scheduler:
         num_closing = len(self._running.by_id) - len(self._running)
         if num_live != self.num_running + self.num_waiting + num_closing:
             raise AssertionError(f"{num_live} sequences are open, {self.num_running} run and {self.num_waiting} wait")
+
+
+def _beam_search(group: Group) -> BeamSearch:
+    params = group.request.params
+    search = BeamSearch(
+        num_beams=params.n,
+        length_penalty=params.length_penalty,
+        end_tokens=group.end_tokens,
+        num_prompt_tokens=len(group.request.prompt_token_ids),
+        most_tokens=group.most_tokens,
+        min_tokens=params.min_tokens,
+    )
+    search.start(group.sequences, [0.0])
+    return search
