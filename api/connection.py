@@ -20,7 +20,7 @@ import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.events import Request
+from hypercorn.protocol.events import Request, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 READ_AHEAD_CHUNKS = 2
 """Reads (64 KiB each) that may wait for the request before them. A client that sends more ahead is not read further,
 and its leaving shows when a write fails."""
+
+LAST_NEWS_S = 1.0
+"""How long telling an app that its stream has ended may wait for room in its queue."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -82,6 +85,18 @@ class Http1(H11Protocol):
         )
         self.keep_alive_requests += 1
         await self.context.mark_request()
+
+    async def _maybe_recycle(self) -> None:
+        """After the response. Shielded: in here the app hears of the stream's end, and may cancel this very task."""
+        with trio.CancelScope(shield=True):
+            await super()._maybe_recycle()
+
+    async def _close_stream(self) -> None:
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            # Where the queue is full of a body that the app did not want, it needs no news of the end either.
+            with trio.move_on_after(LAST_NEWS_S, shield=True):
+                await stream.handle(StreamClosed(stream_id=STREAM_ID))
 
 
 class Connection(TCPServer):
@@ -152,7 +167,9 @@ class Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         if type(event) is not RawData:
-            await super().protocol_send(event)
+            # Closing, and being idle, must not be lost with the task of an app that is cancelled.
+            with trio.CancelScope(shield=True):
+                await super().protocol_send(event)
             return
         data = event.data
         if not self.send_lock.locked():

@@ -29,10 +29,7 @@ HEAD_BYTES_MAX = 64 * 1024
 
 def hypercorn_config(config: ServerConfig) -> Config:
     """What we set of hypercorn's configuration. `read_timeout` stays None: it would cut responses that stream."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
     result = Config()
-    result.bind = [f"{host}:{config.port}"]
-    result.backlog = BACKLOG
     result.keep_alive_timeout = config.keep_alive_timeout
     result.h11_max_incomplete_size = HEAD_BYTES_MAX
     result.include_server_header = False
@@ -42,6 +39,21 @@ def hypercorn_config(config: ServerConfig) -> Config:
     return result
 
 
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the first address of `host`, IPv4 before IPv6. Raises OSError."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 class Server:
     """Binds on construction; serves in `run`; ends in `stop`."""
 
@@ -49,9 +61,9 @@ class Server:
         """Raises ConfigurationError naming --host and --port when the address cannot be had."""
         self._config = hypercorn_config(config)
         try:
-            self._sockets = self._config.create_sockets().insecure_sockets
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+            self._socket = _bind(config.host, config.port)
+        except OSError as error:
+            reason = error.strerror or str(error)
             raise ConfigurationError(f"Cannot listen on --host {config.host} --port {config.port}: {reason}.") from None
         self._policy = WritePolicy(timeout_s=config.write_timeout)
         self._context = WorkerContext(None)
@@ -62,13 +74,13 @@ class Server:
     @property
     def port(self) -> int:
         """The port that was given, or found where it was 0."""
-        return int(self._sockets[0].getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
     @property
     def url(self) -> str:
         """Where to reach it."""
-        host, port = self._sockets[0].getsockname()[:2]
-        return f"http://[{host}]:{port}" if self._sockets[0].family == socket.AF_INET6 else f"http://{host}:{port}"
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if self._socket.family == socket.AF_INET6 else f"http://{host}:{port}"
 
     @property
     def num_connections(self) -> int:
@@ -77,15 +89,12 @@ class Server:
 
     def close(self) -> None:
         """Give the address back without having served."""
-        for sock in self._sockets:
-            sock.close()
+        self._socket.close()
 
     async def run(self, app: Asgi, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`. Reports the URL once it listens. No fault of a connection or of `app` ends it."""
-        listeners = []
-        for sock in self._sockets:
-            sock.listen(BACKLOG)
-            listeners.append(trio.SocketListener(trio.socket.from_stdlib_socket(sock)))
+        self._socket.listen(BACKLOG)
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))]
         url = self.url
         handler = partial(self._handle, ASGIWrapper(app))  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
