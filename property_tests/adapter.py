@@ -82,10 +82,10 @@ class Adapter(Protocol):
     def release(self, handle: Any) -> None:
         """Give everything back; the handle may be admitted again."""
 
-    def tables(self, handle: Any) -> list[list[int | None]]:
+    def tables(self, handle: Any) -> Sequence[Sequence[int | None]]:
         """The block table of each group, as it stands."""
 
-    def take_copies(self) -> list[tuple[int, int]]:
+    def take_copies(self) -> Sequence[tuple[int, int]]:
         """(source, target) of the copies due before the next step writes; read all sources before any target."""
 
     def begin_step(self, step: int) -> None:
@@ -109,7 +109,7 @@ class Adapter(Protocol):
     def reset(self) -> bool:
         """Forget everything cached, pins too; False, and nothing changed, while any block is owned or in limbo."""
 
-    def events(self) -> list[tuple[str, int, int]]:
+    def events(self) -> Sequence[tuple[str, int, int]]:
         """("stored" or "evicted", group, block) in order, since the last call."""
 
     def check(self) -> None:

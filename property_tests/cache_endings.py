@@ -29,7 +29,7 @@ class CacheMachine(GrowthMachine):
             stored_blocks=parent.stored_blocks,
             trail=parent.trail.copy(),
         )
-        child.tables = self.real.tables(child.handle)
+        child.tables = self._tables(child)
         assert child.tables == parent.tables, f"K3: a fork of {parent.tables} has {child.tables}"
         parent.may_fill = False
         self.model.live.append(child)
@@ -50,7 +50,7 @@ class CacheMachine(GrowthMachine):
                 return  # a window that has moved on cannot be taken back
         gone = model.release_order(sequence.tables, kept)
         self.real.truncate(sequence.handle, length)
-        tables = self.real.tables(sequence.handle) if length else [[] for _ in sequence.tables]
+        tables = self._tables(sequence) if length else [[] for _ in sequence.tables]
         assert tables == [table[:kept] for table in sequence.tables], f"K10: {sequence.tables} became {tables}"
         sequence.tables = tables
         model.give_back(gone)
@@ -72,16 +72,6 @@ class CacheMachine(GrowthMachine):
         self._release(sequence)
         if parks and sequence.tokens:
             self.parked.append(sequence)
-
-    def _release(self, sequence: NaiveSequence) -> None:
-        gone = self.model.release_order(sequence.tables, 0)
-        self.real.release(sequence.handle)
-        assert not any(self.real.tables(sequence.handle)), "K11: a released sequence names blocks"
-        sequence.tables = [[] for _ in sequence.tables]
-        self.model.live.remove(sequence)
-        self.model.give_back(gone)
-        for _, landing in self.in_flight:
-            landing.pop(sequence, None)
 
     # Pins and reset
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from . import adapter
-from .naive_cache import NaiveCache, NaiveSequence
+from .naive_cache import NaiveCache, NaiveSequence, Table
 
 MOST_LIVE = 6
 MOST_IN_FLIGHT = 3
@@ -25,8 +25,10 @@ Prompt = tuple[int, int, str | None, list[int], list[int]]
 
 
 def prompts() -> st.SearchStrategy[Prompt]:
-    """Like which earlier prompt, up to which token, of which salt (None: the same); then whole blocks of one token; then
-    some more tokens. Few different tokens, so that prefixes are shared."""
+    """Like which earlier prompt, up to which token, of which salt (None: the same); whole blocks of one token; a tail.
+
+    There are few different tokens, so that prefixes are shared.
+    """
     return st.tuples(
         anyone,
         st.integers(0, 200),
@@ -143,7 +145,7 @@ class GrowthMachine(RuleBasedStateMachine):
         assert admitted == fits, f"K8: {num_new} new blocks and {num_idle} cached ones: admitted {admitted}"
         if not admitted:
             return False
-        tables = self.real.tables(sequence.handle)
+        tables = self._tables(sequence)
         assert [table[:hits] for table in tables] == expected, f"K5: the hit gave {tables}, {expected} is indexed"
         model.idle = [block for block in model.idle if not any(block in table for table in expected)]
         # The hit blocks are owned before new ones are handed out, or they could be evicted for them.
@@ -205,7 +207,7 @@ class GrowthMachine(RuleBasedStateMachine):
         assert reserved == fits, f"K8: {needed} blocks are needed: reserved {reserved}"
         if not reserved:
             return
-        tables = self.real.tables(sequence.handle)
+        tables = self._tables(sequence)
         self._leave_window(sequence, passed)
         last = len(before[0]) - 1
         fresh = []
@@ -314,6 +316,19 @@ class GrowthMachine(RuleBasedStateMachine):
             if stores and sequence in self.model.live and adapter.supports("prefix"):
                 self.real.store(sequence.handle, sequence.tokens, num_computed)
                 self.model.store(sequence, num_computed)
+
+    def _release(self, sequence: NaiveSequence) -> None:
+        gone = self.model.release_order(sequence.tables, 0)
+        self.real.release(sequence.handle)
+        assert not any(self.real.tables(sequence.handle)), "K11: a released sequence names blocks"
+        sequence.tables = [[] for _ in sequence.tables]
+        self.model.live.remove(sequence)
+        self.model.give_back(gone)
+        for _, landing in self.in_flight:
+            landing.pop(sequence, None)
+
+    def _tables(self, sequence: NaiveSequence) -> list[Table]:
+        return [list(table) for table in self.real.tables(sequence.handle)]
 
     # Choosing
 

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, Phase, settings
 from . import adapter
 
 # The machines take as long as they take: a deadline for one example would only make a slow machine fail.
-_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
-settings.register_profile("dev", max_examples=100, stateful_step_count=40, **_COMMON)
-settings.register_profile("ci", max_examples=600, stateful_step_count=60, **_COMMON)
-settings.register_profile("nightly", max_examples=40_000, stateful_step_count=120, **_COMMON)
+_patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("dev", _patient, max_examples=100, stateful_step_count=40)
+settings.register_profile("ci", _patient, max_examples=600, stateful_step_count=60)
+settings.register_profile("nightly", _patient, max_examples=40_000, stateful_step_count=120)
 # For a mutation run: the first failure is enough, nobody reads the shrunk program.
 settings.register_profile(
-    "kill", max_examples=100, stateful_step_count=40, phases=[Phase.generate], database=None, **_COMMON
+    "kill", _patient, max_examples=100, stateful_step_count=40, phases=[Phase.generate], database=None
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
@@ -45,7 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With `--allocator`, only the laws that go through the adapter; tests that need what it lacks are left out."""
     if not config.getoption("--allocator"):
         return
-    kept, left_out = [], []
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
         marker = item.get_closest_marker("allocator")
         wanted = marker is not None and all(adapter.supports(feature) for feature in marker.args)

@@ -54,7 +54,7 @@ class AllocatorLaws(CacheMachine):
         """Every table is as the model left it, also those of sequences that had no part in the operation."""
         for sequence in self.model.live:
             if sequence.tables[0]:
-                tables = self.real.tables(sequence.handle)
+                tables = self._tables(sequence)
                 assert tables == sequence.tables, f"K2: {sequence.tables} became {tables}"
 
     def k7_tables_waste_less_than_a_block(self) -> None:
@@ -102,7 +102,7 @@ class AllocatorLaws(CacheMachine):
                     block = table[place]
                     if block in self.model.copies:  # filled at the start of the next step
                         block = self.model.copies[block]
-                    cell = self.cells.get((block, slot))
+                    cell = None if block is None else self.cells.get((block, slot))
                     assert cell == (group, sequence.trail[position]), f"K3, K5: position {position} reads {cell}"
 
     def teardown(self) -> None:

@@ -31,7 +31,7 @@ def test_sequences_of_a_length() -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 20])
 @pytest.mark.parametrize("step", [1, 2, 3, 8])
 def test_a_window_needs_no_more_blocks_than_that(block_size: int, window: int, step: int) -> None:
-    """A sequence that grows to 40 tokens in steps of one size fits, and at some point holds all but at most one of them."""
+    """A sequence that grows to 40 tokens in steps of one size fits, and leaves one block unused at most."""
     group = KVGroup(sliding_window=window)
     num_blocks = num_blocks_for(40, block_size=block_size, groups=(group,), max_step_tokens=step)
     most_held = 0
