@@ -4,6 +4,7 @@ Nothing heavy is imported until a command runs, so that help is quick. A mistake
 refuses to start, is one line on stderr and exit status 2.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from .. import __version__
 from ..engine.config import EngineConfig
 from ..engine.core.errors import ConfigurationError, StartError
-from .config import ServerConfig, parse_size
+from .config import KEY_VARIABLE, ServerConfig, parse_size
 
 SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size")
 
@@ -62,6 +63,9 @@ def serve(
             raise ConfigurationError("Give the model once: as MODEL or as --model.")
         engine = attrs.evolve(engine, model=model)
 
+    if not server.api_key and KEY_VARIABLE in os.environ:
+        raise ConfigurationError(f"{KEY_VARIABLE} is empty: set it to a key, or unset it to let everybody in.")
+
     from .log import configure_logging
 
     configure_logging(server.log_level)
@@ -69,10 +73,11 @@ def serve(
     import trio
 
     from ..engine.open import open_engine
+    from ..engine.progress import loading_bars
     from . import serve as serving
 
     async def run() -> int:
-        return await serving.serve(engine, server, open_engine=open_engine, version=__version__)
+        return await serving.serve(engine, server, open_engine=open_engine, version=__version__, loading=loading_bars)
 
     return trio.run(run)
 

@@ -15,8 +15,8 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -40,6 +40,8 @@ LAST_WORDS_S = 5.0
 """How long connections have to take their terminal event once everything ends: a stalled reader costs no more."""
 
 OpenEngine = Callable[..., "AbstractAsyncContextManager[Engine]"]
+Progress = Callable[[str, int, int | None], None]
+"""Told, from any thread, what is being loaded, the bytes so far and the bytes in all."""
 
 
 @attrs.define(kw_only=True)
@@ -60,13 +62,14 @@ async def serve(
     *,
     open_engine: OpenEngine,
     version: str,
-    progress: Any = None,
+    loading: Callable[[], AbstractContextManager[Progress | None]] = nullcontext,
     signals: bool = True,
     task_status: trio.TaskStatus[Run] = trio.TASK_STATUS_IGNORED,
 ) -> int:
     """Serve until SIGTERM or SIGINT (or `Run.stop`), and return the exit status: 0, or 1 when the engine died.
 
-    Raises StartError when it cannot start. `open_engine` is the engine's scope, given so that it can be another one.
+    Raises StartError when it cannot start. `open_engine` is the engine's scope, given so that it can be another one;
+    `loading` shows its progress, until it is up.
     """
     server = Server(config)
     run = Run(config=config, server=server, lifecycle=Lifecycle())
@@ -75,8 +78,11 @@ async def serve(
         async with trio.open_nursery() as nursery:
             if signals:
                 await nursery.start(_watch_signals, run, nursery.cancel_scope)
+            shown = ExitStack()
             try:
+                progress = shown.enter_context(loading())
                 async with open_engine(engine_config, observer=metrics, progress=progress) as engine:
+                    shown.close()
                     await _start(run, engine, metrics, nursery, version)
                     task_status.started(run)
                     await run.stop.wait()
@@ -84,6 +90,8 @@ async def serve(
                     await _say_goodbye(run, ShuttingDown("The server is shutting down."))
             except Exception as error:
                 await _fail(run, error)
+            finally:
+                shown.close()
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         known = leaf_error(group)
