@@ -54,7 +54,8 @@ def _reporting_bar(name: str, progress: "Progress") -> type[Any]:
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._counts_bytes = kwargs.get("unit") == "B"
+            # The count of files is a bar too; huggingface_hub 2 counts bytes as they arrive and as they are written.
+            self._counts_bytes = kwargs.get("unit") == "B" and not str(kwargs.get("name")).endswith(".transfer")
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
             self.total = kwargs.get("total")
 

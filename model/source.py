@@ -15,7 +15,7 @@ import attrs
 from ..engine.core.errors import ModelLoadError
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is being fetched, the bytes so far and the bytes in all (None: unknown)."""
+"""Called with what is being fetched, the bytes so far and the bytes in all (None: unknown); from any thread."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 

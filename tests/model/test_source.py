@@ -84,8 +84,8 @@ def test_a_hub_name_is_downloaded_and_its_bytes_are_reported(tmp_path: Path, mon
 
     def download(name: str, *, tqdm_class: Any, **options: Any) -> str:
         asked.update(options, name=name)
-        for unit in ("B", "it"):
-            with tqdm_class(total=30, unit=unit) as bar:
+        for unit, kind in (("B", ".transfer"), ("B", ""), ("it", "")):
+            with tqdm_class(total=30, unit=unit, name="huggingface_hub.snapshot_download" + kind) as bar:
                 bar.update(10)
                 bar.update(20)
         return str(folder)
