@@ -62,17 +62,15 @@ class ServerConfig:
     """The address to listen on; 0.0.0.0 is every IPv4 address of this machine."""
     port: int = attrs.field(default=8000, validator=_port)
     """The port to listen on; 0 takes a free one and prints it."""
-    api_key: Annotated[tuple[str, ...], Parameter(env_var=KEY_VARIABLE, negative=(), show_default=False)] = (
-        attrs.field(default=(), validator=_no_empty, repr=False)
+    api_key: Annotated[tuple[str, ...], Parameter(env_var=KEY_VARIABLE, negative=(), show_default=False)] = attrs.field(
+        default=(), validator=_no_empty, repr=False
     )
     """A key that clients must send as `Authorization: Bearer KEY`; may be given several times. Only /health is open."""
     served_model_name: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = attrs.field(
         default=(), validator=_no_empty
     )
     """The name that clients call the model by; may be given several times, the first one is the default."""
-    log_level: KEY_VARIABLE = "TRIOLET_API_KEY"
-
-LogLevel = "info"
+    log_level: LogLevel = "info"
     """What the log on stderr shows; debug adds one line for each request."""
     write_timeout: float = attrs.field(default=30.0, validator=_positive)
     """Seconds until a client that has stopped reading is dropped and its request freed."""
