@@ -144,6 +144,7 @@ class GrowthMachine(RuleBasedStateMachine):
         admitted = self.real.admit(sequence.handle, sequence.tokens, num_tokens)
         assert admitted == fits, f"K8: {num_new} new blocks and {num_idle} cached ones: admitted {admitted}"
         if not admitted:
+            self._nothing_has_changed()
             return False
         tables = self._tables(sequence)
         assert [table[:hits] for table in tables] == expected, f"K5: the hit gave {tables}, {expected} is indexed"
@@ -206,6 +207,7 @@ class GrowthMachine(RuleBasedStateMachine):
         reserved = self.real.reserve(sequence.handle, num_tokens)
         assert reserved == fits, f"K8: {needed} blocks are needed: reserved {reserved}"
         if not reserved:
+            self._nothing_has_changed()
             return
         tables = self._tables(sequence)
         self._leave_window(sequence, passed)
@@ -270,7 +272,7 @@ class GrowthMachine(RuleBasedStateMachine):
     def begin_step(self) -> None:
         """The device copies, then writes every position that is not written yet."""
         model = self.model
-        copies = self.real.take_copies()
+        copies = self.real.take_copies() if adapter.supports("fork") else []
         assert {target: source for source, target in copies} == model.copies, f"K3: {copies} are not {model.copies}"
         assert len(copies) == len(model.copies), f"K3: a target is copied into twice in {copies}"
         model.copies.clear()
@@ -326,6 +328,12 @@ class GrowthMachine(RuleBasedStateMachine):
         self.model.give_back(gone)
         for _, landing in self.in_flight:
             landing.pop(sequence, None)
+
+    def _nothing_has_changed(self) -> None:
+        available, expected = self.real.num_available(), self.model.num_available()
+        assert available == expected, f"K8: {available} blocks are left of {expected} by an allocation that was not met"
+        for sequence in self.model.live:
+            assert self._tables(sequence) == sequence.tables, f"K8: {sequence.tables} changed and nothing was allocated"
 
     def _tables(self, sequence: NaiveSequence) -> list[Table]:
         return [list(table) for table in self.real.tables(sequence.handle)]

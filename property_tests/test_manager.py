@@ -15,6 +15,17 @@ K12  a sliding-window group gives back the blocks that its window has left; othe
 K13  a pinned prefix is not evicted until it is unpinned, expired or reset; pins together keep to their limit
 K14  events tell every change of what can be matched
 
+Choices that another allocator could make otherwise, and that this suite expects:
+
+- A content is indexed once, with the first block that has it; a second block with that content stays unindexed, and is
+  free as soon as nobody owns it. It is not indexed later, when the first is evicted.
+- A block in limbo is not matched before it has landed, although its content is good: limbo belongs to the device.
+- A sequence that owns a block alone and was truncated into it writes in place, and the block leaves the index. That
+  takes no block, so a lone sequence in a full pool never stands still. A pinned block is copied instead.
+- The groups of a sequence release side by side: the last block of each, then the last but one of each.
+- A window gives its blocks back when the sequence reserves, by the positions that were covered before.
+- Unpinning, and a release, make a block the most recently used; a match alone does not.
+
 All of them together protect one thing, which is checked after every operation: through its block tables a sequence
 reads back what it wrote, and nothing else (`reads_back`).
 """
