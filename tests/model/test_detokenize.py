@@ -114,8 +114,10 @@ MADE_TOKENS = {
     for name, make in {"spm": spm_tokenizer, "gemma": gemma_tokenizer}.items()
 }
 cuts = st.lists(st.integers(0, 100), max_size=8)
+patient = settings(deadline=None, max_examples=150)  # a busy machine is no fault
 
 
+@patient
 @given(data=st.data(), cuts=cuts, skip=st.booleans())
 def test_random_ids_joined_are_the_whole(
     builtin_tokenizer: ChatTokenizer, data: Any, cuts: list[int], skip: bool
@@ -127,6 +129,7 @@ def test_random_ids_joined_are_the_whole(
     )
 
 
+@patient
 @given(prompt=texts, answer=texts, cuts=cuts)
 def test_an_answer_follows_its_prompt(
     builtin_tokenizer: ChatTokenizer, prompt: str, answer: str, cuts: list[int]
@@ -138,6 +141,7 @@ def test_an_answer_follows_its_prompt(
     assert builtin_tokenizer.decode(before) + "".join(said) == builtin_tokenizer.decode([*before, *ids])
 
 
+@patient
 @given(answer=texts)
 def test_half_a_character_is_never_shown(builtin_tokenizer: ChatTokenizer, answer: str) -> None:
     """Token by token, no replacement character appears in text that has none."""
@@ -149,6 +153,7 @@ def test_half_a_character_is_never_shown(builtin_tokenizer: ChatTokenizer, answe
 
 
 @pytest.mark.parametrize("name", MADE)
+@patient
 @given(data=st.data(), cuts=cuts, skip=st.booleans())
 def test_every_kind_of_tokenizer(name: str, data: Any, cuts: list[int], skip: bool) -> None:
     """Any ids after any prompt; runs of byte tokens that are no UTF-8 are held to the next law."""
@@ -165,8 +170,8 @@ def test_every_kind_of_tokenizer(name: str, data: Any, cuts: list[int], skip: bo
     assert before + said == tokenizer.decode([*prompt, *ids], skip_special_tokens=skip)
 
 
+@patient
 @given(data=st.data(), cuts=cuts)
-@settings(max_examples=300)
 def test_byte_tokens_that_are_no_character(data: Any, cuts: list[int]) -> None:
     """Whole characters of a run are shown; from the byte that breaks it on, each byte is one U+FFFD."""
     tokenizer = MADE["gemma"]
