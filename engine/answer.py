@@ -73,7 +73,9 @@ class Answer:
         if self.stopped_by is None:
             self.reason, stop_reason = finished.reason, finished.stop_token
             self.num_output_tokens = finished.num_output_tokens
-        end = End(reason=self.reason, stop_reason=stop_reason, num_output_tokens=self.num_output_tokens)
+        end = End(
+            reason=self.reason, stop_reason=stop_reason, num_output_tokens=self.num_output_tokens, score=finished.score
+        )
         self._mailbox.finish(end, self.choice)
 
     def _show(self, text: str, token_ids: tuple[int, ...]) -> None:

@@ -21,6 +21,7 @@ from .core.params import SamplingParams
 from .core.request import Request
 from .inbox import Inbox
 from .messages import Abort, DetokenizerMessage, Opened, SchedulerMessage, Submit
+from .options import DEFAULT_OPTIONS, RequestOptions
 from .prompt import Prompt, as_prompt, check_length, fit_params, prompt_param
 from .registry import OpenRequest, Registry, Stage
 from .stats import EngineStats
@@ -94,9 +95,10 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> AbstractAsyncContextManager[RequestStream]:
         """A scope that runs one request and gives its stream. See `Generation` for what entering it may raise."""
-        return Generation(self, prompt, params if params is not None else SamplingParams(), request_id)
+        return Generation(self, as_prompt(prompt), params or SamplingParams(), request_id, options)
 
     def abort(self, request_id: str) -> bool:
         """End an open request by the name its client knows, from anywhere: its reader gets the text so far and the
@@ -115,7 +117,14 @@ class Engine:
             raise self._dead()
         return self._registry.enter(request_id, self._clock(), num_choices=num_choices)
 
-    def _submit(self, request: OpenRequest, token_ids: tuple[int, ...], params: SamplingParams, param: str) -> None:
+    def _submit(
+        self,
+        request: OpenRequest,
+        token_ids: tuple[int, ...],
+        params: SamplingParams,
+        options: RequestOptions,
+        param: str,
+    ) -> None:
         if self._death is not None:
             raise self._dead()
         limit = self.max_model_len
@@ -141,6 +150,10 @@ class Engine:
                     seed=seed,
                     end_token_ids=self._facts.end_token_ids,
                     arrival_time=request.arrival_time,
+                    priority=options.priority,
+                    fairness_key=options.fairness_key,
+                    deadline=options.deadline,
+                    extra_keys=options.extra_keys,
                 )
             )
         )
@@ -174,11 +187,17 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
     """
 
     def __init__(
-        self, engine: Engine, prompt: Prompt | str | Sequence[int], params: SamplingParams, request_id: str | None
+        self,
+        engine: Engine,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None,
+        options: RequestOptions,
     ) -> None:
         self._engine = engine
-        self._prompt = as_prompt(prompt)
+        self._prompt = prompt
         self._params = params
+        self._options = options
         self._request_id = request_id
         self._request: OpenRequest | None = None
 
@@ -189,7 +208,7 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
         self._request = request = engine._enter(self._request_id, self._params.n)
         try:
             token_ids = await engine.tokenizer.encode(self._prompt)
-            engine._submit(request, token_ids, self._params, prompt_param(self._prompt))
+            engine._submit(request, token_ids, self._params, self._options, prompt_param(self._prompt))
         except BaseException:
             engine._leave(request)
             raise

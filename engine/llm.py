@@ -36,6 +36,8 @@ class Choice:
     finish_reason: FinishReason
     stop_reason: int | str | None
     """The stop token or stop string that ended it, where one did."""
+    score: float | None = None
+    """With beam search: what it was ranked by."""
 
 
 @attrs.frozen(kw_only=True)
@@ -211,6 +213,7 @@ async def _answer(engine: Engine, prompt: Prompt, params: SamplingParams) -> Req
                     token_ids=tuple(token_ids[output.choice]),
                     finish_reason=output.finish_reason,
                     stop_reason=output.stop_reason,
+                    score=output.score,
                 )
     return RequestOutput(
         request_id=stream.request_id,

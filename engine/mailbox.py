@@ -24,6 +24,8 @@ class End:
     """The stop token or the stop string that ended the answer; None where the model ended it, or nothing did."""
     num_output_tokens: int = 0
     """Tokens of the whole answer, an end or stop token included."""
+    score: float | None = None
+    """With beam search: what the answer was ranked by."""
 
 
 @attrs.frozen(kw_only=True)

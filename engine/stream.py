@@ -31,6 +31,8 @@ class Output:
     """Prompt tokens that the prefix cache spared."""
     num_output_tokens: int
     """Tokens so far; on the last output all of the answer's, an end or stop token included."""
+    score: float | None = None
+    """On the last output of an answer found by beam search: what it was ranked by."""
 
 
 class RequestStream(AsyncIterator[Output]):
@@ -72,4 +74,5 @@ class RequestStream(AsyncIterator[Output]):
             num_prompt_tokens=len(self.prompt_token_ids),
             num_cached_tokens=self._request.num_cached_tokens,
             num_output_tokens=end.num_output_tokens if end is not None else num_output_tokens,
+            score=end.score if end is not None else None,
         )

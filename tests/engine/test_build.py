@@ -9,7 +9,7 @@ import trio
 
 from tests.model.tiny import write_folder
 from triolet.engine import build as build_module
-from triolet.engine.build import kv_groups
+from triolet.engine.build import kv_groups, num_compute_threads
 from triolet.engine.config import EngineConfig
 from triolet.engine.core.errors import ConfigurationError, ModelLoadError, StartError
 from triolet.engine.core.params import SamplingParams
@@ -130,3 +130,9 @@ def test_layers_are_grouped_by_what_they_see() -> None:
     assert kv_groups(spec) == ((KVGroup(), KVGroup(sliding_window=8)), (0, 1, 0, 1))  # type: ignore[arg-type]
     spec.sliding_layers = ()
     assert kv_groups(spec) == ((KVGroup(),), (0, 0, 0, 0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("num_cores", "default", "expected"), [(1, 1, 1), (2, 2, 1), (8, 4, 4), (8, 8, 7), (4, 1, 1)])
+def test_a_core_is_left_to_the_event_loop(num_cores: int, default: int, expected: int) -> None:
+    """Torch computes with its default number of threads, and never with all the cores."""
+    assert num_compute_threads(num_cores, default) == expected

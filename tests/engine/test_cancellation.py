@@ -9,6 +9,7 @@ from triolet.engine.core.events import FinishReason
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.engine import Engine
 from triolet.engine.open import run_engine
+from triolet.engine.options import RequestOptions
 from triolet.engine.prompt import ChatPrompt
 from triolet.engine.tokenizer import LONG_PROMPT_CHARACTERS
 
@@ -145,6 +146,16 @@ async def test_an_abort_by_name_ends_the_stream_with_its_text(autojump_clock: tr
         assert outputs[-1].finish_reason == FinishReason.ABORT
         assert "hello".startswith("".join(output.text for output in outputs))
         assert not engine.abort("mine"), "it is not open any more"
+
+
+async def test_a_deadline_ends_the_stream_with_its_text(autojump_clock: trio.testing.MockClock) -> None:
+    """At its deadline a request ends with what there is and the finish reason timeout."""
+    simulation = simulate()
+    options = RequestOptions(deadline=trio.current_time() + 2.5)
+    async with run_engine(simulation.parts) as engine, engine.generate("hello\n", options=options) as stream:
+        outputs = [output async for output in stream]
+        assert simulation.all_blocks_are_back
+    assert ("".join(output.text for output in outputs), outputs[-1].finish_reason) == ("hel", FinishReason.TIMEOUT)
 
 
 async def test_a_stream_cannot_be_read_outside_its_scope(autojump_clock: trio.testing.MockClock) -> None:
