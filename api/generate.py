@@ -74,7 +74,7 @@ class GenerateRoute:
                 raise
             raise error from None
         if request.error is not None and request.scope.cancelled_caught:
-            raise request.error
+            raise request.error.with_traceback(None)
         if job.stream:
             usage = job.format.usage(usage_of(answers)) if job.include_usage else b""
             await reply.end(usage + DONE)

@@ -39,7 +39,7 @@ class Lifecycle:
     def request(self, request_id: str) -> Iterator[OpenRequest]:
         """Registers a request for as long as the block runs. Raises the reason when no more are taken."""
         if self.closed_because is not None:
-            raise self.closed_because
+            raise self.closed_because.with_traceback(None)  # One object, raised often: it must not collect frames.
         request = OpenRequest(request_id)
         self.open_requests[request_id] = request
         try:

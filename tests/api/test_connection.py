@@ -134,7 +134,7 @@ async def test_a_closing_client_gets_its_answer_and_the_end() -> None:
 @pytest.mark.parametrize("sent", [b"", HEALTH, HEALTH + b"\r\n"])
 async def test_idle_connections_and_slow_heads_are_closed(sent: bytes) -> None:
     """A connection that says nothing, half a head, or nothing more after an answer, ends by itself."""
-    async with serving(keep_alive_timeout=0.05) as rig, await rig.connect() as stream:
+    async with serving(keep_alive_timeout=0.3) as rig, await rig.connect() as stream:
         await stream.send_all(sent)
         answer = await read_to_end(stream)
         assert (b"200" in answer) == sent.endswith(b"\r\n\r\n")

@@ -74,6 +74,20 @@ async def test_stray_and_pipelined_bytes_do_not_hide_the_leaving(streamed: bool,
         await all_gone(rig)
 
 
+async def test_more_stray_bytes_than_are_read_ahead_hide_nothing_from_a_stream() -> None:
+    """Where the connection is not read any further, the write of a comment fails."""
+    engine = FakeEngine(hold="prefill")
+    async with serving(engine, ping_interval=0.01) as rig:
+        stream = await rig.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, raw_post("/v1/chat/completions", chat(stream=True)) + bytes(50_000_000))
+            await (await engine.wait_seen()).event("prefill").wait()
+            await read_until(stream, b": ping")
+            nursery.cancel_scope.cancel()
+        await leave(stream, "reset")
+        await all_gone(rig)
+
+
 async def test_leaving_while_sending_the_body() -> None:
     """Half a body, then gone: no request was ever made of it."""
     async with serving() as rig:

@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -129,6 +129,28 @@ async def test_a_signal_stops_the_server_and_a_second_one_at_once(number: signal
             await read_to_end(stream)
     assert statuses == [0]
     assert not engine.open
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_while_the_model_loads_stops_the_start(number: signal.Signals) -> None:
+    """The status is the shell's for that signal, and the loading bars are put away."""
+    shown: list[str] = []
+
+    @asynccontextmanager
+    async def loading_for_ever(*_: Any, progress: Any, **__: Any) -> AsyncIterator[Any]:
+        progress("weights", 1, 2)
+        os.kill(os.getpid(), number)
+        await trio.sleep_forever()
+        yield
+
+    @contextmanager
+    def bars() -> Iterator[Any]:
+        yield lambda what, done, total: shown.append(f"{what} {done}/{total}")
+        shown.append("closed")
+
+    status = await serve(EngineConfig(), ServerConfig(port=0), open_engine=loading_for_ever, version="1", loading=bars)
+    assert status == 128 + number
+    assert shown == ["weights 1/2", "closed"]
 
 
 async def test_a_dead_engine_ends_every_request_with_an_error_and_the_server_with_1() -> None:
