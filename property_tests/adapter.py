@@ -9,8 +9,9 @@ are whatever the adapter likes. What the allocator does not offer is named in `u
 called (and need not exist), and the laws that need them are reported as not checked.
 """
 
+import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 from triolet.kvcache.errors import PinLimitExceeded
@@ -242,6 +243,17 @@ def choose(path: str) -> None:
     if unknown:
         raise ValueError(f"--allocator {path}: unknown features {unknown}; there are {sorted(FEATURES)}")
     _chosen[:] = [adapter]
+
+
+@contextlib.contextmanager
+def using(path: str) -> Iterator[None]:
+    """`choose`, for a while."""
+    before = _chosen.copy()
+    choose(path)
+    try:
+        yield
+    finally:
+        _chosen[:] = before
 
 
 def chosen() -> type[Adapter]:

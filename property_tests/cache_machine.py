@@ -7,7 +7,7 @@ read back through its table from then on; their landing comes later, up to three
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -21,21 +21,31 @@ MOST_IN_FLIGHT = 3
 anyone = st.integers(0, 59)
 """Picks one of what there is, modulo."""
 
-Prompt = tuple[int, int, str | None, list[int], list[int]]
 
-
-def prompts() -> st.SearchStrategy[Prompt]:
-    """Like which earlier prompt, up to which token, of which salt (None: the same); whole blocks of one token; a tail.
+class Prompt(NamedTuple):
+    """How a prompt is made: like an earlier one up to some token, then whole blocks of one token, then a tail.
 
     There are few different tokens, so that prefixes are shared.
     """
-    return st.tuples(
-        anyone,
-        st.integers(0, 200),
-        st.sampled_from([None, None, None, "", "s"]),
-        st.lists(st.integers(0, 1), max_size=4),
-        st.lists(st.integers(0, 1), min_size=1, max_size=3),
-    )
+
+    like: int
+    """Which earlier prompt, modulo their number."""
+    kept: int
+    """How many of its tokens, modulo."""
+    salt: str | None
+    """None: the same as its."""
+    blocks: list[int]
+    tail: list[int]
+
+
+prompts = st.builds(
+    Prompt,
+    like=anyone,
+    kept=st.integers(0, 200),
+    salt=st.sampled_from([None, None, None, "", "s"]),
+    blocks=st.lists(st.integers(0, 1), max_size=4),
+    tail=st.lists(st.integers(0, 1), min_size=1, max_size=3),
+)
 
 
 def window_sets() -> st.SearchStrategy[tuple[int | None, ...]]:
@@ -57,7 +67,7 @@ class GrowthMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.sampled_from([1, 2, 3, 4, 4, 8, 16, 32]),
         num_blocks=st.integers(1, 24),
-        windows=window_sets(),
+        windows=st.deferred(window_sets),
         caching=st.sampled_from([True, True, True, False]),
         pinned_share=st.sampled_from([0, 1, 2]),
     )
@@ -89,13 +99,13 @@ class GrowthMachine(RuleBasedStateMachine):
     # A sequence begins
 
     @precondition(lambda self: len(self.model.live) < MOST_LIVE)
-    @rule(prompt=prompts(), chunk=st.integers(0, 200))
+    @rule(prompt=prompts, chunk=st.integers(0, 200))
     def admit(self, prompt: Prompt, chunk: int) -> None:
         """A prompt comes in, and its first chunk is covered."""
         self._admit(self._open(prompt), chunk)
 
     @precondition(lambda self: len(self.model.live) < MOST_LIVE)
-    @rule(prompt=prompts(), stays=st.booleans())
+    @rule(prompt=prompts, stays=st.booleans())
     def serve(self, prompt: Prompt, stays: bool) -> None:
         """A prompt comes in, is computed to its end and indexed; then it stays, or leaves its blocks to the cache."""
         sequence = self._open(prompt)
@@ -106,13 +116,12 @@ class GrowthMachine(RuleBasedStateMachine):
             self._release(sequence)
 
     def _open(self, prompt: Prompt) -> NaiveSequence:
-        like, kept, salt, blocks, tail = prompt
-        old_salt, old_tokens = self.past[like % len(self.past)]
-        tokens = old_tokens[: kept % (len(old_tokens) + 1)]
-        for value in blocks:
+        old_salt, old_tokens = self.past[prompt.like % len(self.past)]
+        tokens = old_tokens[: prompt.kept % (len(old_tokens) + 1)]
+        for value in prompt.blocks:
             tokens = [*tokens, *[value] * self.model.block_size]
-        sequence = NaiveSequence(salt=old_salt if salt is None else salt, tokens=[])
-        sequence.extend([*tokens, *tail])
+        sequence = NaiveSequence(salt=old_salt if prompt.salt is None else prompt.salt, tokens=[])
+        sequence.extend([*tokens, *prompt.tail])
         sequence.handle = self.real.open(sequence.salt)
         return sequence
 
