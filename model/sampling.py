@@ -56,11 +56,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Int64Array, BoolArray]:
     chosen = tokens_of.cpu().numpy()
     drawn = np.flatnonzero((rows.temperature > 0) & usable)
     if drawn.size:
-        whole = drawn.size == len(chosen)
-        index = torch.from_numpy(drawn).to(logits.device)
-        part = logits if whole else logits.index_select(0, index)
-        top = largest if whole else largest.index_select(0, index)
-        chosen[drawn] = _draw(part, top, rows, drawn).cpu().numpy()
+        chosen[drawn] = _draw(_take(logits, drawn), _take(largest, drawn), rows, drawn).cpu().numpy()
     return chosen, usable
 
 
@@ -80,70 +76,67 @@ def _mix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+def _take(tensor: Tensor, rows: Int64Array) -> Tensor:
+    """These rows, in rising order; the tensor itself where they are all: a copy of logits costs as much as a filter."""
+    if rows.size == tensor.shape[0]:
+        return tensor
+    return tensor.index_select(0, torch.from_numpy(rows).to(tensor.device))
+
+
 def _draw(logits: Tensor, largest: Tensor, rows: SamplingRows, drawn: Int64Array) -> Tensor:
-    """Tokens `[n]` for rows with a temperature; `drawn` are their indexes in the columns."""
-    device = logits.device
+    """Tokens `[n]` for rows with a temperature; `drawn` are their indexes in the columns. Changes `logits`."""
+    device, vocab = logits.device, logits.shape[1]
     temperature = torch.from_numpy(rows.temperature[drawn]).to(device, torch.float32)
     # The largest first: a tiny temperature then leaves 0 and -inf, never inf - inf.
-    scaled = (logits - largest[:, None]).div_(temperature.clamp(min=1e-30)[:, None])
-    floor = _threshold(scaled, rows, drawn)
+    scaled = logits.sub_(largest[:, None]).div_(temperature.clamp(min=1e-30)[:, None])
     weights = scaled.exp()
-    if floor is not None:
+    floor = torch.from_numpy(rows.min_p[drawn]).to(device).log().to(torch.float32)
+    top_k = rows.top_k[drawn]
+    limited = np.flatnonzero((top_k > 0) & (top_k < vocab))
+    if limited.size:
+        index = torch.from_numpy(limited).to(device)
+        floor[index] = torch.maximum(floor[index], _kth_largest(_take(scaled, limited), top_k[limited]))
+    if limited.size or (rows.min_p[drawn] > 0).any():
+        weights.masked_fill_(scaled < floor[:, None], 0.0)
+    limited = np.flatnonzero(rows.top_p[drawn] < 1)
+    if limited.size:
+        top_p = torch.from_numpy(rows.top_p[drawn][limited]).to(device)
+        least = _top_p_threshold(_take(scaled, limited), _take(weights, limited), _take(floor, limited), top_p)
+        floor[torch.from_numpy(limited).to(device)] = least
         weights.masked_fill_(scaled < floor[:, None], 0.0)
     uniform = torch.from_numpy(uniforms(rows.seeds[drawn], rows.positions[drawn])).to(device)
     return _pick(weights, uniform)
 
 
-def _threshold(scaled: Tensor, rows: SamplingRows, drawn: Int64Array) -> Tensor | None:
-    """The least scaled logit that stays, for each row; None where all do. Scaled logits are at most 0."""
-    count, vocab = scaled.shape
-    floor = torch.full((count,), float("-inf"), device=scaled.device)
-    filtered = False
-    if (rows.min_p[drawn] > 0).any():
-        filtered = True
-        floor = torch.from_numpy(rows.min_p[drawn]).to(scaled.device).log().to(torch.float32)
-    top_k = rows.top_k[drawn]
-    limited = np.flatnonzero((top_k > 0) & (top_k < vocab))
-    if limited.size:
-        filtered = True
-        index = torch.from_numpy(limited).to(scaled.device)
-        kth = torch.from_numpy(top_k[limited] - 1).to(scaled.device)
-        best = scaled.index_select(0, index).topk(int(top_k[limited].max()), -1).values
-        least = best.gather(1, kth[:, None]).squeeze(1)
-        floor[index] = torch.maximum(floor[index], least)
-    limited = np.flatnonzero(rows.top_p[drawn] < 1)
-    if limited.size:
-        filtered = True
-        index = torch.from_numpy(limited).to(scaled.device)
-        top_p = torch.from_numpy(rows.top_p[drawn][limited]).to(scaled.device)
-        floor[index] = _top_p_threshold(scaled.index_select(0, index), floor[index], top_p)
-    return floor if filtered else None
+def _kth_largest(scaled: Tensor, top_k: Int64Array) -> Tensor:
+    """The k-th largest value of each row, its own k."""
+    index = torch.from_numpy(top_k - 1).to(scaled.device)
+    return scaled.topk(int(top_k.max()), -1).values.gather(1, index[:, None]).squeeze(1)
 
 
-def _top_p_threshold(scaled: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:
+def _top_p_threshold(scaled: Tensor, weights: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:
     """The scaled logit of the last token that top_p needs, going down from the most likely one.
 
-    `floor` is what the other filters let stay; tokens below it have no weight.
-    A token stays while the weight of the more likely ones is below top_p of all that stood after the other filters.
+    `weights` are what the other filters left, 0 below `floor`. A token stays while the weight of the more likely ones
+    is below top_p of the whole.
     """
-    weights = scaled.exp().masked_fill_(scaled < floor[:, None], 0.0)
-    wanted = _sums(weights).sum(-1) * top_p
+    wanted = _sums(weights).cumsum(-1)[:, -1] * top_p
     threshold = torch.empty_like(floor)
-    open_rows = torch.arange(scaled.shape[0], device=scaled.device)
+    unsettled = torch.arange(scaled.shape[0], device=scaled.device)
     for candidates in (*TOP_P_CANDIDATES, scaled.shape[1]):
-        some = scaled.index_select(0, open_rows)
+        some = scaled if unsettled.shape[0] == scaled.shape[0] else scaled.index_select(0, unsettled)
         if candidates < scaled.shape[1]:
             best = some.topk(candidates, -1).values
         else:
             best = some.sort(-1, descending=True).values
-        inside = best.exp().masked_fill_(best < floor[open_rows, None], 0.0)
+        inside = best.exp().masked_fill_(best < floor[unsettled, None], 0.0)
         before = inside.cumsum(-1, dtype=torch.float64) - inside
-        needed = (before < wanted[open_rows, None]) & (inside > 0)
+        needed = (before < wanted[unsettled, None]) & (inside > 0)
         last = needed.sum(-1).clamp(min=1) - 1
-        threshold[open_rows] = best.gather(1, last[:, None]).squeeze(1)
+        threshold[unsettled] = best.gather(1, last[:, None]).squeeze(1)
         # Where even the last candidate is needed, more may be.
-        open_rows = open_rows[needed[:, -1]]
-        if not open_rows.numel() or candidates >= scaled.shape[1]:
+        unsettled = unsettled[needed[:, -1]]
+        if not unsettled.numel() or candidates >= scaled.shape[1]:
             break
     return threshold
 

@@ -199,7 +199,7 @@ def test_a_hole_in_a_table_that_must_be_read_is_a_bug() -> None:
 def test_a_window_never_reads_the_blocks_behind_it() -> None:
     """Entries that a sliding window has left may be empty."""
     scene = Scene(Case(sequences=((30, 1), (30, 2)), block_size=4, num_heads=2, num_kv_heads=1, head_dim=4, seed=0))
-    scene.tables[:, :4] = -1
+    scene.tables[:, :5] = -1
     scene.shape = attrs.evolve(scene.shape, windows=(11, 3, 11))
     torch.testing.assert_close(scene.run(2).double(), scene.reference(2), rtol=1e-4, atol=1e-5)
 

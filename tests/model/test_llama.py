@@ -111,18 +111,20 @@ def test_bfloat16_stays_near_float32() -> None:
         assert ((logits - exact).std() / scale).item() < 0.05
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tokens", [1, 7, 33])
-def test_a_packed_matrix_gives_the_same_product(tokens: int, bias: bool) -> None:
+def test_a_packed_matrix_gives_the_same_product(tokens: int, bias: bool, dtype: torch.dtype) -> None:
     """Whatever the batch, also for sizes that are no multiple of the layout's."""
-    if not can_pack(torch.bfloat16, torch.device("cpu")):
+    if not can_pack(dtype, torch.device("cpu")):
         return  # this machine keeps its matrices plain
-    weight, x = torch.randn(131, 70).bfloat16(), torch.randn(tokens, 70).bfloat16()
-    plain = Linear(weight=weight, bias=torch.randn(131).bfloat16() if bias else None)
+    weight, x = torch.randn(131, 70).to(dtype), torch.randn(tokens, 70).to(dtype)
+    plain = Linear(weight=weight, bias=torch.randn(131).to(dtype) if bias else None)
     packed = plain.packed()
     assert isinstance(packed, PackedLinear)
     with torch.inference_mode():
-        torch.testing.assert_close(packed(x), plain(x), rtol=0.02, atol=0.06)
+        tolerance = 1e-5 if dtype is torch.float32 else 0.06
+        torch.testing.assert_close(packed(x), plain(x), rtol=tolerance, atol=tolerance)
 
 
 def test_only_the_named_rows_go_through_the_head() -> None:
@@ -193,7 +195,7 @@ def test_tensors_that_follow_from_the_config_are_ignored() -> None:
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     weights["rope_freqs.weight"] = torch.ones(8)
     assert "lm_head.weight" in weights
-    model = build_model(spec_of(reference.config), weights.items(), dtype=torch.float32)
+    model = build_model(spec_of(reference.config), weights.items(), dtype=torch.float32, pack=False)
     assert isinstance(model.head, Linear)
     assert model.head.weight is model.embedding
 
