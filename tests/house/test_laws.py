@@ -19,9 +19,8 @@ MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 70
 
 
-def sources(*folders: str) -> Iterator[Path]:
-    for folder in folders:
-        yield from sorted((ROOT / folder).rglob("*.py"))
+def sources(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -1,0 +1,101 @@
+"""The whole engine in simulation: storms, planted faults, and a cancellation at every checkpoint (see simulation.py).
+
+In every run: each client gets the tokens of its solo run or the beginning of them (S8) and one terminal event (S7), and
+at the end nobody runs or waits and every block is free or cached (K11). A failure prints the scenario with its seed:
+`run(Scenario(...))` replays it, to the byte.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .simulation import Scenario, run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    """Planted faults are logged, each with a traceback: thousands of lines that say nothing new."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+STORM_SIZES = {"nightly": 100_000, "ci": 2_000}
+
+
+def storm_size() -> int:
+    """Requests in the storm: many in a `nightly` run, few in a `dev` one."""
+    return STORM_SIZES.get(str(settings.get_current_profile_name()), 500)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    cancel_rate=st.sampled_from([0.0, 0.5, 0.9]),
+    arrivals_per_s=st.sampled_from([0.5, 2.0, 20.0]),
+    depth=st.sampled_from([1, 2]),
+    policy=st.sampled_from(["fcfs", "priority", "fair"]),
+    num_blocks=st.sampled_from([30, 48, 200]),
+    decoder_fails_rate=st.sampled_from([0.0, 0.2]),
+)
+def test_s7_s8_k11_any_load_ends_well(**drawn: object) -> None:
+    """S7, S8, K11: arrivals, cancellations, slow readers, deadlines and broken decoders in any mixture."""
+    run(Scenario(num_requests=25, max_num_queued_reqs=16, **drawn))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_s7_s8_k11_a_storm_of_cancellations_leaves_nothing(depth: int) -> None:
+    """Half of the requests are cancelled, in every state; the others get their text; nothing is left."""
+    outcome = run(Scenario(seed=depth, num_requests=storm_size(), depth=depth, arrivals_per_s=1.5, num_blocks=40))
+    print(outcome.tally, f"steps={outcome.num_steps} preemptions={outcome.num_preemptions}")
+    assert outcome.tally.complete > 0.3 * outcome.tally.total
+    assert outcome.tally.cut_off > 0.2 * outcome.tally.total
+    assert outcome.num_preemptions > 0
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    """Byte for byte; another seed gives another."""
+    scenario = Scenario(seed=7, num_requests=150, arrivals_per_s=3.0)
+    trace = run(scenario).trace
+    assert run(scenario).trace == trace
+    assert run(attrs.evolve(scenario, seed=8)).trace != trace
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_client_may_be_cancelled_at_any_checkpoint_of_its_life(depth: int) -> None:
+    """From entering the scope to leaving it, one run for each checkpoint: nothing is left, nobody else is touched."""
+    scenario = Scenario(
+        seed=3, num_requests=4, cancel_rate=0.0, depth=depth, arrivals_per_s=100.0, num_blocks=30, cancel_first_at=0
+    )
+    num_checkpoints = 0
+    while run(attrs.evolve(scenario, cancel_first_at=num_checkpoints)).first_was_cancelled:
+        num_checkpoints += 1
+    assert num_checkpoints > 5
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_s7_the_device_may_fail_at_any_step(depth: int) -> None:
+    """Every client that is there hears of it once, and the engine ends with the reason."""
+    scenario = Scenario(seed=5, num_requests=8, cancel_rate=0.2, depth=depth, arrivals_per_s=5.0)
+    num_steps = run(scenario).num_steps
+    assert num_steps > 20
+    for step in range(1, num_steps):
+        outcome = run(attrs.evolve(scenario, device_fails_at=step))
+        assert outcome.num_steps <= num_steps
+
+
+def test_a_broken_decoder_ends_its_own_request() -> None:
+    """One request in five cannot be decoded: each of these fails, each other one is answered."""
+    outcome = run(Scenario(seed=11, num_requests=200, cancel_rate=0.0, decoder_fails_rate=0.2, max_num_queued_reqs=500))
+    assert outcome.tally.failed > 10
+    assert outcome.tally.failed + outcome.tally.complete + outcome.tally.timed_out == 200
+
+
+def test_past_its_bound_the_queue_refuses_and_what_it_took_is_served() -> None:
+    """A burst far over the bound: the refused are told at once, every accepted request is answered."""
+    outcome = run(Scenario(seed=13, num_requests=300, cancel_rate=0.0, arrivals_per_s=1000.0, max_num_queued_reqs=20))
+    assert outcome.tally.refused > 150
+    assert outcome.tally.refused + outcome.tally.complete + outcome.tally.timed_out == 300
