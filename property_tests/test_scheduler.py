@@ -105,6 +105,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(steps):
             self.world.step()
 
+    @rule(fault=st.sampled_from(["device lost", "step fails", "step is repeated"]))
+    def s7_s8_a_fault_of_the_device(self, fault: str) -> None:
+        """Who runs starts anew where it was, or fails; nobody else notices, and no block is lost."""
+        if fault == "device lost":
+            self.world.lose_device()
+        else:
+            self.world.fail_step(requeue=fault == "step is repeated")
+
     @precondition(lambda self: self.world.open)
     @rule(data=st.data())
     def s5_abort(self, data: st.DataObject) -> None:

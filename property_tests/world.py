@@ -81,7 +81,16 @@ class World:
             self.cache,
             make_policy(shape.policy),
         )
-        self.device = MemoryDevice(
+        self.device = self._new_device()
+        self.records: dict[RequestId, Record] = {}
+        self.plans: list[StepPlan] = []
+        """Every plan so far."""
+        self.now = 0.0
+        self._results: deque[StepResult] = deque()
+
+    def _new_device(self) -> MemoryDevice:
+        shape = self.shape
+        return MemoryDevice(
             num_blocks=shape.num_blocks,
             block_size=shape.block_size,
             vocab_size=shape.vocab_size,
@@ -89,11 +98,6 @@ class World:
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
         )
-        self.records: dict[RequestId, Record] = {}
-        self.plans: list[StepPlan] = []
-        """Every plan so far."""
-        self.now = 0.0
-        self._results: deque[StepResult] = deque()
 
     @property
     def open(self) -> list[Record]:
@@ -149,6 +153,27 @@ class World:
         assert not self.open, "S6: requests are open and nothing runs"
         return False
 
+    def lose_device(self) -> None:
+        """The device is replaced by a new one: its memory, its batch and the steps in flight are gone."""
+        self._results.clear()
+        self.device = self._new_device()
+        self.scheduler.requeue(keep_cache=False)
+
+    def fail_step(self, *, requeue: bool) -> None:
+        """The steps in flight fail; the device forgets its batch and keeps its memory."""
+        running = [] if requeue else [r.request.id for r in self.open if r.num_cached_tokens is not None]
+        self._results.clear()
+        self.device.rows.clear()
+        if requeue:
+            self.scheduler.requeue(keep_cache=True)
+        else:
+            self.scheduler.fail_running("planted")
+        self.take_events()
+        assert self.scheduler.num_running == 0
+        for request in running:
+            # One that had been preempted waits; all others have failed.
+            assert self.records[request].finished in (None, FinishReason.ERROR)
+
     def finish(self, most_steps: int) -> None:
         """No more arrivals: everything ends within a stated number of steps."""
         for _ in range(most_steps):
@@ -180,8 +205,8 @@ class World:
         for finished in events.finished:
             record = self.records[finished.request]
             assert record.finished is None, "S7: one terminal event"
-            if finished.reason is FinishReason.ERROR:  # refused at once: no answer was begun
-                record.finished = finished.reason
+            if finished.reason is FinishReason.ERROR:
+                record.finished = finished.reason if finished.last else None
                 continue
             assert record.ended[finished.choice] is None, "S7: an answer ends once"
             record.ended[finished.choice] = finished.reason

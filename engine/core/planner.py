@@ -218,12 +218,16 @@ class Planner:
         if refund:  # it was counted among the decodes of this plan
             draft.budget += 1
             draft.num_tokens -= 1
+        self._stats.num_preemptions += 1
+        self.put_back(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """From running to waiting, with nothing computed and no blocks."""
         if sequence.group.beams is not None:
             sequence.group.beams.forget(sequence)
         self._running.leave(sequence, State.WAITING)
         self._cache.release(sequence.blocks)
         sequence.num_computed = 0
-        self._stats.num_preemptions += 1
         self._waiting.push(sequence)
 
     # Small arithmetic

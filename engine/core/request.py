@@ -82,7 +82,7 @@ class Sequence:
     limit: int = 0
     """`num_computed` may grow up to here without asking the cache for a block and without being the last token."""
     num_slots: int = 1
-    """How many sequences it becomes when its prompt is computed."""
+    """How many sequences it becomes when its prompt is computed, or a beam may become in the next round (S1)."""
 
     @property
     def request(self) -> Request:

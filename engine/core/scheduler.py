@@ -166,9 +166,37 @@ class Scheduler:
             if (failed := by_id.get(sequence_id)) is not None:
                 self.abort(failed.request.id, FinishReason.ERROR, message=message)
 
+    def requeue(self, *, keep_cache: bool) -> None:
+        """The steps in flight are lost, and the device's batch with them: everyone who ran waits again, each in its
+        place, with nothing computed; known tokens stay known. `keep_cache`: the device still holds what was computed
+        before those steps (it failed in one; it was not replaced), so cached prefixes may be found.
+
+        The device must have forgotten its batch when it is given the next plan, whose number goes on from here.
+        """
+        for sequence in tuple(self._running.by_id.values()):
+            self._planner.put_back(sequence)
+        self._forget_flight()
+        if not (keep_cache or self._cache.reset()):
+            raise AssertionError("a block is held though nobody runs")
+
+    def fail_running(self, message: str) -> None:
+        """The steps in flight have failed for a reason of their own: the requests that run end as errors, those that
+        wait do not. The device must have forgotten its batch when it is given the next plan."""
+        for sequence in tuple(self._running.by_id.values()):
+            self.abort(sequence.request.id, FinishReason.ERROR, message=message)
+        self._forget_flight()
+
     def take_events(self) -> StepEvents:
         """All that has happened to requests since the last call."""
         return self._outbox.take(self._step)
+
+    def _forget_flight(self) -> None:
+        if self._in_flight:
+            self._cache.land(self._in_flight[-1].step)
+        self._in_flight.clear()
+        self._samples.clear()
+        self._running.left.clear()
+        self._cache.take_copies()
 
     def _why_never(self, group: Group) -> str | None:
         """Why the request could never run here; None when it can."""
@@ -249,6 +277,8 @@ class Scheduler:
             fork = self._fork(continuation.parent, choice, State.PREFILLING)
             fork.tokens.append(continuation.token)
             beams.append(fork)
+        # A round may leave fewer beams than the next one makes: together they hold the slots of all.
+        beams[0].num_slots = beam.request.params.n - len(beams) + 1
         search.start(beams, [continuation.log_probability for continuation in continuations])
         for parent in parents:  # after the forks, so that the last heir of a block writes it in place
             self._drop(parent)
