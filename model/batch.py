@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.core.ids import SequenceId
-from ..engine.core.plan import JoinedSequence, StepPlan
+from ..engine.core.plan import JoinedSequence, StepPlan, choice_seed
 from .attention.interface import Int32Array, Int64Array, StepLayout
 from .sampling import SamplingRows
 
@@ -47,6 +47,8 @@ _COLUMNS = np.dtype(
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("seed", np.uint64),
+        ("num_samples", np.int64),
+        ("num_candidates", np.int64),
     ]
 )
 
@@ -66,6 +68,9 @@ class KeptBatch:
         self._tables: list[Int32Array] = [np.full((8, 8), -1, np.int32) for _ in range(num_groups)]
         self._waiting = 0
         """Rows whose end tokens may not come yet, or not all: an upper bound, 0 lets a step skip them."""
+
+        self._num_special = 0
+        """Rows that joined to draw several tokens, or none and report candidates."""
 
     def __len__(self) -> int:
         return len(self._joined)
@@ -111,15 +116,39 @@ class KeptBatch:
             sampled_tokens=ends[samples] - 1,
         )
 
-    def sampling(self, rows: Int64Array) -> SamplingRows:
-        """What these rows ask for, each at the position that it samples now."""
+    def draws_plainly(self, rows: Int64Array) -> bool:
+        """Each of these rows draws one token."""
+        if not self._num_special:
+            return True
         columns = self._columns[rows]
+        return bool(((columns["num_samples"] == 1) & (columns["num_candidates"] == 0)).all())
+
+    def num_samples(self, rows: Int64Array) -> Int64Array:
+        """How many tokens each draws; more than one the first time only."""
+        samples: Int64Array = self._columns["num_samples"][rows]
+        return samples
+
+    def num_candidates(self, rows: Int64Array) -> Int64Array:
+        """How many candidates each reports instead of drawing; 0: it draws."""
+        candidates: Int64Array = self._columns["num_candidates"][rows]
+        return candidates
+
+    def sampling(self, rows: Int64Array, choices: Int64Array | None = None) -> SamplingRows:
+        """What these rows ask for, each at the position that it samples now; `choices`, where a row draws for several
+        of its request's answers, counts from its own."""
+        columns = self._columns[rows]
+        seeds = columns["seed"]
+        if choices is not None:
+            firsts = [self._joined[row] for row in rows]
+            pairs = zip(firsts, choices.tolist(), strict=True)
+            own = [choice_seed(joined.seed, joined.choice + choice) % 2**64 for joined, choice in pairs]
+            seeds = np.array(own, np.uint64)
         return SamplingRows(
             temperature=columns["temperature"],
             top_k=columns["top_k"],
             top_p=columns["top_p"],
             min_p=columns["min_p"],
-            seeds=columns["seed"],
+            seeds=seeds,
             positions=columns["known"],
             masked=self._masked(rows, columns) if self._waiting else (),
         )
@@ -129,12 +158,16 @@ class KeptBatch:
         self._columns["computed"][work.rows] = work.layout.context_lengths
         self._columns["known"][rows] += 1
         self._columns["last_token"][rows] = tokens
+        if self._num_special:
+            self._columns["num_samples"][rows] = 1
 
     def _leave(self, sequence: SequenceId) -> None:
         row = self._find(sequence, "leaves")
         del self._row[sequence]
         last = len(self._joined) - 1
-        self._waiting -= self._joined[row].sampling.min_tokens > 0
+        joined = self._joined[row]
+        self._waiting -= joined.sampling.min_tokens > 0
+        self._num_special -= joined.num_samples > 1 or joined.num_candidates > 0
         if row != last:
             self._joined[row], self._tokens[row] = self._joined[last], self._tokens[last]
             self._columns[row] = self._columns[last]
@@ -171,8 +204,11 @@ class KeptBatch:
             sampling.top_k,
             sampling.top_p,
             sampling.min_p,
-            joined.seed % 2**64,
+            choice_seed(joined.seed, joined.choice) % 2**64,
+            joined.num_samples,
+            joined.num_candidates,
         )
+        self._num_special += joined.num_samples > 1 or joined.num_candidates > 0
         self._waiting += sampling.min_tokens > 0
         self._row[name] = row
         self._joined.append(joined)

@@ -7,16 +7,15 @@ bug and ends the engine.
 
 import time
 
-import numpy as np
 import torch
 
-from ..engine.core.ids import SequenceId, TokenId
+from ..engine.core.ids import TokenId
 from ..engine.core.plan import StepPlan, StepResult
 from .attention import AttentionShape, choose_backend
 from .batch import KeptBatch, StepWork
+from .draws import Draws, draw
 from .kv import KVTensors
 from .llama import LlamaModel
-from .sampling import BoolArray, Int64Array, sample
 
 UNUSABLE = "the model's logits are not numbers"
 """Why a sequence failed, fit for a client."""
@@ -49,11 +48,12 @@ class ModelRunner:
         work = self._batch.work(plan)
         if work is None:
             return StepResult(step=plan.step, seconds=time.perf_counter() - started)
-        tokens, usable = self._compute(work)
-        return self._answer(plan.step, work, tokens, usable, started)
+        draws = draw(self._compute(work), self._batch, work.sampled_rows)
+        self._batch.advance(work, draws.rows[draws.first], draws.tokens[draws.first])
+        return self._answer(plan.step, draws, started)
 
-    def _compute(self, work: StepWork) -> tuple[Int64Array, BoolArray]:
-        """Run the model over the flat batch and sample. Tokens and their usability, for each of `work.sampled_rows`."""
+    def _compute(self, work: StepWork) -> torch.Tensor:
+        """Run the model over the flat batch: the logits of `work.sampled_rows`."""
         backend, device = self.attention, self.model.device
         metadata = backend.prepare(work.layout)
 
@@ -61,27 +61,20 @@ class ModelRunner:
             backend.write(layer, keys, values, metadata)
             return backend.attend(layer, queries, metadata)
 
-        logits = self.model.forward(
+        return self.model.forward(
             torch.from_numpy(work.token_ids).to(device),
             torch.from_numpy(work.positions).to(device),
             attend,
             torch.from_numpy(work.sampled_tokens).to(device),
         )
-        if not work.sampled_rows.size:
-            return np.empty(0, np.int64), np.empty(0, np.bool_)
-        return sample(logits, self._batch.sampling(work.sampled_rows))
 
-    def _answer(self, step: int, work: StepWork, tokens: Int64Array, usable: BoolArray, started: float) -> StepResult:
-        rows = work.sampled_rows
-        failed: tuple[tuple[SequenceId, str], ...] = ()
-        if not usable.all():
-            failed = tuple((self._batch.sequence(int(row)), UNUSABLE) for row in rows[~usable])
-            rows, tokens = rows[usable], tokens[usable]
-        self._batch.advance(work, rows, tokens)
+    def _answer(self, step: int, draws: Draws, started: float) -> StepResult:
+        name = self._batch.sequence
         return StepResult(
             step=step,
-            sequences=tuple(map(self._batch.sequence, rows.tolist())),
-            token_ids=tuple(map(TokenId, tokens.tolist())),
-            failed=failed,
+            sequences=tuple(map(name, draws.rows.tolist())),
+            token_ids=tuple(map(TokenId, draws.tokens.tolist())),
+            candidates=tuple((name(row), *candidates) for row, candidates in draws.candidates),
+            failed=tuple((name(row), UNUSABLE) for row in draws.failed_rows.tolist()),
             seconds=time.perf_counter() - started,
         )
