@@ -34,8 +34,8 @@ class Prompt(NamedTuple):
     """How many of its tokens, modulo."""
     salt: str | None
     """None: the same as its."""
-    blocks: list[int]
-    tail: list[int]
+    blocks: tuple[int, ...]
+    tail: tuple[int, ...]
 
 
 prompts = st.builds(
@@ -43,8 +43,9 @@ prompts = st.builds(
     like=anyone,
     kept=st.integers(0, 200),
     salt=st.sampled_from([None, None, None, "", "s"]),
-    blocks=st.lists(st.integers(0, 1), max_size=4),
-    tail=st.lists(st.integers(0, 1), min_size=1, max_size=3),
+    # One draw for each list: drawing is most of what a program costs.
+    blocks=st.sampled_from([(), (0,), (1,), (0, 0), (0, 1), (0, 0, 0), (1, 0, 0), (0, 0, 0, 0), (0, 1, 0, 0)]),
+    tail=st.sampled_from([(0,), (1,), (0, 0), (0, 1, 1)]),
 )
 
 
@@ -105,14 +106,17 @@ class GrowthMachine(RuleBasedStateMachine):
         self._admit(self._open(prompt), chunk)
 
     @precondition(lambda self: len(self.model.live) < MOST_LIVE)
-    @rule(prompt=prompts, stays=st.booleans())
-    def serve(self, prompt: Prompt, stays: bool) -> None:
-        """A prompt comes in, is computed to its end and indexed; then it stays, or leaves its blocks to the cache."""
+    @rule(prompt=prompts, then=st.sampled_from(["stays", "ends", "is aborted"]))
+    def serve(self, prompt: Prompt, then: str) -> None:
+        """A prompt comes in, is computed to its end and indexed. Then it stays, or it ends and leaves its blocks to the
+        cache, or it does so while a step is in flight."""
         sequence = self._open(prompt)
         if not self._admit(sequence, -1):
             return
         self._run_to_the_end()
-        if not stays:
+        if then == "is aborted":
+            self.begin_step()
+        if then != "stays":
             self._release(sequence)
 
     def _open(self, prompt: Prompt) -> NaiveSequence:
@@ -132,6 +136,18 @@ class GrowthMachine(RuleBasedStateMachine):
         sequence = self.parked[which % len(self.parked)]
         if self._admit(sequence, chunk):
             self.parked.remove(sequence)
+
+    @precondition(lambda self: self.parked and len(self.model.live) < MOST_LIVE)
+    @rule(which=anyone, count=st.integers(1, 40))
+    def start_over(self, which: int, count: int) -> None:
+        """A sequence that was preempted comes back without looking for what is cached."""
+        sequence = self.parked.pop(which % len(self.parked))
+        sequence.ahead = [*sequence.tokens, *sequence.ahead]
+        sequence.shorten(0)
+        sequence.covered = sequence.written = sequence.stored_blocks = 0
+        sequence.may_fill = False
+        self.model.live.append(sequence)
+        self._reserve(sequence, sequence.ahead[:count])
 
     def _admit(self, sequence: NaiveSequence, chunk: int) -> bool:
         model = self.model
@@ -180,11 +196,11 @@ class GrowthMachine(RuleBasedStateMachine):
     # A sequence grows
 
     @precondition(lambda self: self._may_reserve())
-    @rule(which=anyone, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9), blocks=st.integers(0, 2))
-    def reserve(self, which: int, tokens: list[int], blocks: int) -> None:
-        """A sequence gets room for tokens: some, or some blocks full."""
+    @rule(which=anyone, token=st.integers(0, 1), count=st.integers(1, 9), blocks=st.integers(0, 2))
+    def reserve(self, which: int, token: int, count: int, blocks: int) -> None:
+        """A sequence gets room for tokens: some, and some blocks full."""
         sequences = self._may_reserve()
-        new = [*tokens, *tokens[:1] * (blocks * self.model.block_size)]
+        new = [token] * (count + blocks * self.model.block_size)
         self._reserve(sequences[which % len(sequences)], new)
 
     @precondition(lambda self: self.model.live)
@@ -259,13 +275,13 @@ class GrowthMachine(RuleBasedStateMachine):
         self.model.give_back(gone)
 
     @precondition(lambda self: any(sequence.may_fill for sequence in self.model.live))
-    @rule(which=anyone, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9))
-    def fill(self, which: int, tokens: list[int]) -> None:
+    @rule(which=anyone, token=st.integers(0, 1), count=st.integers(1, 9))
+    def fill(self, which: int, token: int, count: int) -> None:
         """A sequence uses what is left of its last block, which needs no asking since it last reserved."""
         sequences = [sequence for sequence in self.model.live if sequence.may_fill]
         sequence = sequences[which % len(sequences)]
         room = len(sequence.tables[0]) * self.model.block_size - len(sequence.tokens)
-        sequence.grow(sequence.following(tokens[:room]))
+        sequence.grow(sequence.following([token] * min(count, room)))
 
     # Steps
 

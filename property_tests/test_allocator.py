@@ -132,6 +132,25 @@ def test_k3_a_shared_partial_block_is_copied_once(length: int, block_size: int) 
     assert mine[-1] != theirs[-1]
 
 
+@pytest.mark.allocator("fork", "truncate")
+@given(block_size=st.integers(2, 32), length=lengths, generations=st.integers(1, 5))
+def test_k3_a_copy_of_a_copy_reads_what_is_there(block_size: int, length: int, generations: int) -> None:
+    """Forks of forks that all write in one step: every copy's source is a block that has its content already."""
+    length += length % block_size == 0
+    cache = allocator(300, block_size)
+    handle = admitted(cache, [1] * length)
+    (first,) = cache.tables(handle)
+    filled = {first[-1]}
+    for _ in range(generations):
+        child = cache.fork(handle)
+        assert cache.reserve(child, length + 1)
+        cache.truncate(child, length)
+        handle = child
+    copies = cache.take_copies()
+    assert len(copies) == generations
+    assert {source for source, _ in copies} <= filled
+
+
 @pytest.mark.allocator("truncate")
 @given(length=lengths, kept=lengths, block_size=sizes)
 def test_k10_truncate_gives_back_what_is_past_the_length(length: int, kept: int, block_size: int) -> None:
@@ -178,3 +197,33 @@ def test_k12_a_window_keeps_what_the_next_query_sees(window: int, block_size: in
         first = max(0, start - window + 1) // block_size
         assert [block is None for block in windowed] == [place < first for place in range(len(windowed))]
         start += length
+
+
+@pytest.mark.allocator("prefix", "pin", "truncate")
+@given(num_full=st.integers(1, 6), block_size=st.integers(1, 8), back=st.integers(1, 48))
+def test_k13_a_pinned_block_is_not_written(num_full: int, block_size: int, back: int) -> None:
+    """Its only owner is truncated into it and grows again, with other tokens: the pinned prompt still matches."""
+    cache = allocator(20, block_size)
+    tokens = [1] * (num_full * block_size)
+    handle = stored(cache, tokens)
+    assert cache.pin(tokens, "", None) is not None
+    length = max(0, len(tokens) - back)
+    cache.truncate(handle, length)
+    assert cache.reserve(handle, len(tokens))
+    other = [*tokens[:length], *[0] * (len(tokens) - length)]
+    cache.store(handle, other, len(other))
+    assert cache.match(cache.open(""), [*tokens, 1]) == len(tokens)
+    assert cache.match(cache.open(""), [*other, 1]) == len(tokens)
+
+
+@pytest.mark.allocator("prefix", "pin")
+@given(expiries=st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=4), now=st.integers(0, 5))
+def test_k13_a_prefix_is_kept_while_one_pin_is_left(expiries: list[int | None], now: int) -> None:
+    """A block with several pins can be evicted when the last of them has expired, at its very time."""
+    cache = allocator(2, 4)
+    cache.release(stored(cache, [1] * 4))
+    for expires_at in expiries:
+        assert cache.pin([1] * 4, "", expires_at) is not None
+    due = [expires_at for expires_at in expiries if expires_at is not None and expires_at <= now]
+    assert cache.expire(now) == len(due)
+    assert cache.num_available() == (1 if len(due) < len(expiries) else 2)

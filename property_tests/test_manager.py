@@ -141,5 +141,5 @@ class AllocatorLaws(CacheMachine):
         self.real.check()
 
 
-AllocatorLaws.TestCase.settings = settings(max_examples=10 * settings().max_examples)
+AllocatorLaws.TestCase.settings = settings(max_examples=5 * settings().max_examples)
 TestAllocatorLaws = pytest.mark.allocator(AllocatorLaws.TestCase)

@@ -4,14 +4,18 @@ K5a a block's hash is a function of the extra keys and of all tokens up to its e
 K5b different extra keys, or different tokens anywhere before, give different hashes
 K5c the index finds the longest beginning of a chain that it holds, comparing what was hashed: a collision is not a hit
 K5d a content is indexed once; what is removed is not found any more
+K5e with several groups a hit is the longest that all can serve: full attention with every block, a window with its last
 """
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from triolet.kvcache.group import KVGroup
 from triolet.kvcache.hashing import HashChain, root_of
 from triolet.kvcache.ids import BlockId
+from triolet.kvcache.lookup import PrefixLookup
+from triolet.kvcache.pool import BlockPool
 from triolet.kvcache.prefix import PrefixIndex
 
 extra_keys = st.lists(st.one_of(st.text(max_size=3), st.binary(max_size=3), st.integers(-20, 20)), max_size=3).map(
@@ -71,6 +75,47 @@ def test_k5b_one_changed_token_changes_every_hash_from_its_block_on(
     alike = [mine == theirs for mine, theirs in zip(one.hashes, other.hashes, strict=True)]
     first = place // block_size
     assert alike == [index < first for index in range(len(alike))]
+
+
+@given(
+    windows=st.lists(st.one_of(st.none(), st.integers(1, 9)), min_size=1, max_size=3),
+    block_size=st.integers(1, 3),
+    limit=st.integers(0, 7),
+    data=st.data(),
+)
+def test_k5e_a_hit_is_the_longest_that_every_group_can_serve(
+    windows: list[int | None], block_size: int, limit: int, data: st.DataObject
+) -> None:
+    """Whatever blocks each group holds, one perhaps in limbo: the hit is the longest whose visible blocks are there."""
+    chain = HashChain(b"", block_size)
+    tokens = list(range(7 * block_size))
+    chain.extend(tokens, 7)
+    index = PrefixIndex(7 * len(windows), len(windows))
+    pool = BlockPool(7 * len(windows), contents=index.hashes, evict=lambda block: None)
+    blocks = pool.allocate(7 * len(windows)) or []
+    held: list[dict[int, BlockId]] = []
+    for group in range(len(windows)):
+        # Most are there, or hardly any hit would be longer than nothing.
+        gone = data.draw(st.sets(st.integers(0, 6), max_size=3), label=f"not held by group {group}")
+        held.append({place: blocks[group * 7 + place] for place in range(7) if place not in gone})
+        for place, block in held[group].items():
+            index.add(group, block, chain.hashes[place], chain.preimages[place])
+    in_limbo = data.draw(st.sets(st.sampled_from(blocks), max_size=1), label="in limbo")
+    pool.begin_step(1)
+    pool.release(in_limbo)
+
+    def serves(group: int, length: int) -> bool:
+        window = windows[group]
+        first = 0 if window is None else max(0, length * block_size - window + 1) // block_size
+        return all(held[group].get(place, None) not in {None, *in_limbo} for place in range(first, length))
+
+    groups = tuple(KVGroup(sliding_window=window) for window in windows)
+    match = PrefixLookup(index, pool, groups, block_size).longest(HashChain(b"", block_size), tokens, limit)
+    longest = max(n for n in range(limit + 1) if all(serves(group, n) for group in range(len(windows))))
+    assert match.num_tokens == longest * block_size
+    for group, table in enumerate(match.tables):
+        first = groups[group].first_visible_block(longest * block_size, block_size)
+        assert table == [held[group][place] if place >= first else None for place in range(longest)]
 
 
 class IndexMachine(RuleBasedStateMachine):
