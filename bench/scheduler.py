@@ -80,7 +80,9 @@ def microseconds_per_sequence(num_running: int, num_waiting: int, num_blocks: in
 
 def main() -> None:
     gc.freeze()
-    print(f"{'running':>8} {'waiting':>8} {'blocks':>8}   µs per sequence and step (best of {NUM_REPEATS} × {NUM_STEPS})")
+    print(
+        f"{'running':>8} {'waiting':>8} {'blocks':>8}   µs per sequence and step (best of {NUM_REPEATS} × {NUM_STEPS})"
+    )
     for num_running in (32, 256, 1024):
         for num_waiting in (0, 1_000, 100_000):
             num_blocks = num_running * (64 + (NUM_REPEATS + 1) * NUM_STEPS) // BLOCK_SIZE + num_running * 8
