@@ -18,13 +18,15 @@ lengths = st.integers(1, 100)
 token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=40)
 
 
-def allocator(num_blocks: int, block_size: int, *, windows: tuple[int | None, ...] = (None,)) -> Any:
+def allocator(
+    num_blocks: int, block_size: int, *, windows: tuple[int | None, ...] = (None,), max_pinned_blocks: int | None = None
+) -> Any:
     return adapter.chosen()(
         num_blocks=num_blocks,
         block_size=block_size,
         windows=windows,
         prefix_caching=adapter.supports("prefix"),
-        max_pinned_blocks=num_blocks,
+        max_pinned_blocks=num_blocks if max_pinned_blocks is None else max_pinned_blocks,
     )
 
 
@@ -227,3 +229,22 @@ def test_k13_a_prefix_is_kept_while_one_pin_is_left(expiries: list[int | None], 
     due = [expires_at for expires_at in expiries if expires_at is not None and expires_at <= now]
     assert cache.expire(now) == len(due)
     assert cache.num_available() == (1 if len(due) < len(expiries) else 2)
+
+
+@pytest.mark.allocator("prefix", "pin")
+@given(limit=st.integers(0, 6), lengths=st.lists(st.integers(0, 6), max_size=6))
+def test_k13_pins_together_keep_to_their_limit(limit: int, lengths: list[int]) -> None:
+    """Pins overlap: a block counts once, however often it is pinned, and a pin that is too much changes nothing."""
+    cache = allocator(6, 2, max_pinned_blocks=limit)
+    cache.release(stored(cache, [1] * 12))
+    pins = []
+    for length in lengths:
+        pin = cache.pin([1] * (2 * length), "", None)
+        assert (pin is not None) == (length <= limit)
+        if pin is not None:
+            pins.append((length, pin))
+        most = max((length for length, _ in pins), default=0)
+        assert cache.num_available() == 6 - most
+    for _, pin in pins:
+        assert cache.unpin(pin)
+    assert cache.num_available() == 6
