@@ -14,7 +14,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from .. import __version__
 from ..engine.config import EngineConfig
 from ..engine.core.errors import ConfigurationError, StartError
-from .config import KEY_VARIABLE, ServerConfig, parse_size
+from .config import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerConfig, parse_size
 
 SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size")
 
@@ -63,8 +63,9 @@ def serve(
             raise ConfigurationError("Give the model once: as MODEL or as --model.")
         engine = attrs.evolve(engine, model=model)
 
-    if not server.api_key and KEY_VARIABLE in os.environ:
-        raise ConfigurationError(f"{KEY_VARIABLE} is empty: set it to a key, or unset it to let everybody in.")
+    for keys, variable in ((server.api_key, KEY_VARIABLE), (server.admin_api_key, ADMIN_KEY_VARIABLE)):
+        if not keys and variable in os.environ:
+            raise ConfigurationError(f"{variable} is empty: set it to a key, or unset it to let everybody in.")
 
     from .log import configure_logging
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from ..engine.core.errors import ConfigurationError
 
 KEY_VARIABLE = "TRIOLET_API_KEY"
+ADMIN_KEY_VARIABLE = "TRIOLET_ADMIN_API_KEY"
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -66,6 +67,10 @@ class ServerConfig:
         default=(), validator=_no_empty, repr=False
     )
     """A key that clients must send as `Authorization: Bearer KEY`; may be given several times. Only /health is open."""
+    admin_api_key: Annotated[tuple[str, ...], Parameter(env_var=ADMIN_KEY_VARIABLE, negative=(), show_default=False)] = (
+        attrs.field(default=(), validator=_no_empty, repr=False)
+    )
+    """A key for the control routes, which an API key then no longer opens; may be given several times."""
     served_model_name: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = attrs.field(
         default=(), validator=_no_empty
     )

@@ -1,10 +1,12 @@
 """The api's own refusals, and the one place where an exception becomes an HTTP answer.
 
     RequestError (engine)
+    ├── Forbidden          403   the key opens other routes, not this one
     ├── NotFound           404   no such route
     ├── MethodNotAllowed   405   says which methods there are
     ├── BodyTimeout        408   the body did not come in time
     ├── BodyTooLarge       413   says the limit
+    ├── HeadersTooLarge    431   too many headers (too long ones end the connection before they get here)
     ├── VersionRefused     505   HTTP/2 without TLS
     └── ShuttingDown       503   says when to come back
 
@@ -21,6 +23,14 @@ from ..engine.core.errors import RequestError, TrioletError
 log = logging.getLogger(__name__)
 
 _UNKNOWN = "The server met an error of its own; this request failed, and its log says why."
+
+
+class Forbidden(RequestError):
+    """The key is good, but not for this route."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "forbidden"
 
 
 class NotFound(RequestError):
@@ -57,6 +67,14 @@ class BodyTooLarge(RequestError):
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
+
+
+class HeadersTooLarge(RequestError):
+    """The head of the request is over a limit."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
 
 
 class VersionRefused(RequestError):

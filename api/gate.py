@@ -1,20 +1,19 @@
 """The one door of the server: every HTTP request passes here, and is refused here unless it may come in.
 
-Default deny: with keys set, only the exact path /health goes through without one, whatever the host, the form of the
-request's target or its method are. Then the body is read, bounded in bytes and time, and handed on whole: to the
-generating routes, which are raw ASGI, or to Quart, which has the rest.
+Default deny: with keys set, only the exact target /health goes through without one (`keys.py`), whatever the host, the
+form of the request's target or its method are. Then the body is read, bounded in bytes and time, and handed on whole:
+to the generating routes, which are raw ASGI, or to Quart, which has the rest.
 """
 
-import hashlib
-import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..engine.core.errors import TrioletError, Unauthorized
-from .body import Headers, Receive, discard_body, header, read_body
+from ..engine.core.errors import TrioletError
+from .body import Receive, discard_body, header, read_body
 from .config import ServerConfig
-from .errors import MethodNotAllowed, VersionRefused, as_http
+from .errors import HeadersTooLarge, MethodNotAllowed, VersionRefused, as_http
+from .keys import KeyRing
 from .reply import Reply, Send
 
 Scope = dict[str, Any]
@@ -22,7 +21,11 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 Route = Callable[[Scope, bytes, Receive, Send], Awaitable[None]]
 """Like an ASGI application, with the body read already."""
 
-OPEN_PATH = b"/health"
+CALLER = "triolet.caller"
+"""Where a scope has its `Caller`."""
+
+MAX_HEADERS = 256
+"""Most header lines of a request: each is looked at one by one."""
 
 
 class Gate:
@@ -30,7 +33,7 @@ class Gate:
 
     def __init__(self, config: ServerConfig, *, routes: Mapping[str, Route], rest: Asgi) -> None:
         self._config = config
-        self._key_digests = tuple(_digest(key.encode()) for key in config.api_key)
+        self._keys = KeyRing(config.api_key, config.admin_api_key)
         self._routes = routes
         self._rest = rest
 
@@ -59,28 +62,16 @@ class Gate:
         """The route for a request, None for the rest. Raises what it is refused for."""
         if not scope["http_version"].startswith("1."):
             raise VersionRefused("This server speaks HTTP/1.1 only.")
-        if self._key_digests and scope["raw_path"] != OPEN_PATH:
-            self._check_key(scope["headers"])
         if not scope["path"].startswith("/"):
             scope["path"] = urlsplit(scope["path"]).path or "/"
+        authorization = header(scope["headers"], b"authorization") or b""
+        scope[CALLER] = self._keys.admit(authorization, scope["raw_path"], scope["path"])
+        if len(scope["headers"]) > MAX_HEADERS:
+            raise HeadersTooLarge(f"A request may have at most {MAX_HEADERS} headers.")
         route = self._routes.get(scope["path"])
         if route is not None and scope["method"] != "POST":
             raise MethodNotAllowed(f"{scope['path']} answers POST, not {scope['method'][:32]}.", allow="POST")
         return route
-
-    def _check_key(self, headers: Headers) -> None:
-        """Compare digests, all of them, in constant time: how wrong a key is does not show in the time it takes."""
-        value = header(headers, b"authorization") or b""
-        scheme, _, key = value.partition(b" ")
-        given = _digest(key.strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self._key_digests]
-        if not (any(matches) and scheme.lower() == b"bearer"):
-            how = "a wrong API key" if value else "no API key"
-            raise Unauthorized(f"The request has {how}: send one as `Authorization: Bearer KEY`.")
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 async def _refuse(error: TrioletError, receive: Receive, send: Send) -> None:
