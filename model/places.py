@@ -4,7 +4,7 @@ Nothing is held twice: a tensor is copied into its place, in the engine's dtype 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -23,9 +23,13 @@ class TensorPlaces:
         self._dtype = dtype
         self._device = device
         self._places: dict[str, Tensor] = {}
+        self._then: list[tuple[set[str], Tensor, Callable[[Tensor], None]]] = []
 
-    def place(self, parts: dict[str, tuple[int, ...]]) -> Tensor:
-        """A tensor for named parts of these shapes, one below the other; they differ in the first dimension alone."""
+    def place(self, parts: dict[str, tuple[int, ...]], *, then: Callable[[Tensor], None] | None = None) -> Tensor:
+        """A tensor for named parts of these shapes, one below the other; they differ in the first dimension alone.
+
+        `then` is called with it as soon as all its parts have come, and it is let go here.
+        """
         shapes = list(parts.values())
         rows = sum(shape[0] for shape in shapes)
         whole = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
@@ -33,6 +37,8 @@ class TensorPlaces:
         for name, shape in parts.items():
             self._places[name] = whole[start : start + shape[0]]
             start += shape[0]
+        if then is not None:
+            self._then.append((set(parts), whole, then))
         return whole
 
     def fill(self, weights: Iterable[tuple[str, Tensor]], *, ignore: frozenset[str] = frozenset()) -> None:
@@ -57,12 +63,24 @@ class TensorPlaces:
                 raise ModelLoadError(f"The tensor {name} comes twice.")
             place.copy_(tensor)
             del missing[name]
+            self._hand_over(name)
         if missing:
             raise ModelLoadError(f"The checkpoint lacks {_some(list(missing))}.")
         if unexpected:
             raise ModelLoadError(
                 f"The checkpoint has tensors that the config leaves no place for: {_some(unexpected)}."
             )
+
+    def _hand_over(self, name: str) -> None:
+        """Where this was the last part of a tensor that is waited for, give it away and keep its shapes alone."""
+        for index, (waiting, whole, then) in enumerate(self._then):
+            if name in waiting:
+                waiting.remove(name)
+                self._places[name] = self._places[name].to("meta")
+                if not waiting:
+                    del self._then[index]
+                    then(whole)
+                return
 
 
 def _some(names: list[str], most: int = 4) -> str:

@@ -43,7 +43,16 @@ class SamplingRows:
     """(row, tokens that may not be sampled)."""
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> tuple[Int64Array, BoolArray]:
+@attrs.frozen(kw_only=True, eq=False)
+class Best:
+    """The largest logit of each row where the model has found it already; NaN where a row has one."""
+
+    tokens: Int64Array
+    """The first of equals."""
+    logits: npt.NDArray[np.float32]
+
+
+def sample(logits: Tensor, rows: SamplingRows, best: Best | None = None) -> tuple[Int64Array, BoolArray]:
     """One token for each row of `logits` `[n, vocab_size]`, and which rows' logits could be used.
 
     A row with a NaN, with +inf, or with nothing above -inf is not usable; its token means nothing. `logits` is float32

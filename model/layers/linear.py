@@ -1,8 +1,8 @@
 """A matrix, perhaps with a bias, applied to a flat batch; plain, or packed for oneDNN on a CPU.
 
 oneDNN multiplies by a matrix in a blocked layout. In bfloat16 `torch.nn.functional.linear` brings the weight into it in
-every call, in float32 it asks MKL. Packed once, the matrices of a step of one token take 0.45 of the time in bfloat16 and
-0.4 in float32, of 32 tokens 0.6 and 0.4 (2 cores of an AMD Zen 5).
+every call, in float32 it asks MKL. Packed once, the matrices of a step of one token take 0.45 of the time in bfloat16
+and 0.4 in float32, of 32 tokens 0.6 and 0.4 (2 cores of an AMD Zen 5).
 """
 
 import attrs
