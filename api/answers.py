@@ -1,5 +1,6 @@
 """What clients get: the response bodies of chats and completions, and the events of their streams.
 
+A choice that its deadline ended has `timed_out: true`; one that was ended from outside says by what in `stop_reason`.
 An event is built from byte templates made once for a request; only the text of a delta is encoded anew.
 """
 
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import msgspec
+
+from ..engine.core.events import FinishReason
 
 if TYPE_CHECKING:
     from ..engine.stream import Output
@@ -29,7 +32,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 @attrs.define(kw_only=True)
 class Answer:
-    """What one prompt has come to: its texts so far, and the last output, which counts the tokens."""
+    """What one choice has come to: its texts so far, and the last output, which counts the tokens."""
 
     texts: list[str] = attrs.field(factory=list)
     last: "Output | None" = None
@@ -43,22 +46,13 @@ class Answer:
     def text(self) -> str:
         return "".join(self.texts)
 
-    @property
-    def finish(self) -> dict[str, Any]:
-        reason = self.last.finish_reason if self.last is not None else None
-        return {
-            "logprobs": None,
-            "finish_reason": str(reason) if reason is not None else None,
-            "stop_reason": self.last.stop_reason if self.last is not None else None,
-        }
 
-
-def usage_of(answers: list[Answer]) -> Usage:
-    """The sum over the prompts of a request."""
-    ends = [answer.last for answer in answers if answer.last is not None]
-    prompt = sum(end.num_prompt_tokens for end in ends)
-    completion = sum(end.num_output_tokens for end in ends)
-    cached = sum(end.num_cached_tokens for end in ends)
+def usage_of(answers: list[Answer], *, num_choices: int = 1) -> Usage:
+    """The sum over the choices of a request. A prompt, of which `num_choices` answers share one, counts once."""
+    firsts = [answer.last for answer in answers[::num_choices] if answer.last is not None]
+    prompt = sum(first.num_prompt_tokens for first in firsts)
+    completion = sum(answer.last.num_output_tokens for answer in answers if answer.last is not None)
+    cached = sum(first.num_cached_tokens for first in firsts)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
@@ -76,13 +70,19 @@ class Format(Protocol):
     def usage(self, usage: Usage) -> bytes:
         """The event that carries the usage, without choices."""
 
-    def whole(self, answers: list[Answer]) -> bytes:
+    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
         """The body of a plain answer."""
 
 
-def _finish(output: "Output") -> bytes:
-    reason = msgspec.json.encode(str(output.finish_reason))
-    return b'"finish_reason":' + reason + b',"stop_reason":' + msgspec.json.encode(output.stop_reason)
+def _finish(output: "Output | None", *, strict: bool) -> dict[str, Any]:
+    """How a choice ended. `strict`: with OpenAI's finish reasons alone."""
+    if output is None or output.finish_reason is None:
+        return {"finish_reason": None, "stop_reason": None}
+    reason = output.finish_reason
+    timed_out = {"timed_out": True} if reason is FinishReason.TIMEOUT else {}
+    if strict and reason in (FinishReason.TIMEOUT, FinishReason.ABORT):
+        reason = FinishReason.LENGTH
+    return {"finish_reason": str(reason), "stop_reason": output.stop_reason, **timed_out}
 
 
 @attrs.frozen(kw_only=True)
@@ -104,48 +104,61 @@ class _Head:
     def usage(self, usage: Usage) -> bytes:
         return self.event() + b'],"usage":' + msgspec.json.encode(usage) + b"}\n\n"
 
-    def body(self, choices: list[dict[str, Any]], answers: list[Answer]) -> bytes:
-        return msgspec.json.encode({**self.fields(), "choices": choices, "usage": usage_of(answers)})
+    def body(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+        return msgspec.json.encode({**self.fields(), "choices": choices, "usage": usage})
 
 
 _CLOSED = b"}]}\n\n"
 _OPEN_CHOICE = b',"logprobs":null,"finish_reason":null'
 
 
+def _closing(output: "Output", *, strict: bool) -> bytes:
+    """The end of the event that ends a choice."""
+    return b',"logprobs":null,' + msgspec.json.encode(_finish(output, strict=strict))[1:-1] + _CLOSED
+
+
 class ChatFormat:
     """`chat.completion` and its chunks: the role first, text deltas, then an empty delta with the finish reason."""
 
-    def __init__(self, *, id: str, created: int, model: str) -> None:
+    def __init__(self, *, id: str, created: int, model: str, strict: bool = False) -> None:
+        self._strict = strict
         self._body = _Head(id=id, object="chat.completion", created=created, model=model)
         self._chunk = _Head(id=id, object="chat.completion.chunk", created=created, model=model)
-        self._open = self._chunk.event() + b'{"index":0,"delta":{'
+        self._event = self._chunk.event()
 
     def delta(self, index: int, output: "Output", *, first: bool) -> bytes:
         events = b""
+        opening = self._event + b'{"index":%d,"delta":{' % index
         if first:
-            events += self._open + b'"role":"assistant","content":""}' + _OPEN_CHOICE + _CLOSED
+            events += opening + b'"role":"assistant","content":""}' + _OPEN_CHOICE + _CLOSED
         if output.text:
             text = msgspec.json.encode(output.text)
-            events += self._open + b'"content":' + text + b"}" + _OPEN_CHOICE + _CLOSED
+            events += opening + b'"content":' + text + b"}" + _OPEN_CHOICE + _CLOSED
         if output.finish_reason is not None:
-            events += self._open + b'},"logprobs":null,' + _finish(output) + _CLOSED
+            events += opening + b"}" + _closing(output, strict=self._strict)
         return events
 
     def usage(self, usage: Usage) -> bytes:
         return self._chunk.usage(usage)
 
-    def whole(self, answers: list[Answer]) -> bytes:
+    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
         choices = [
-            {"index": index, "message": {"role": "assistant", "content": answer.text, "refusal": None}, **answer.finish}
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": None,
+            }
+            | _finish(answer.last, strict=self._strict)
             for index, answer in enumerate(answers)
         ]
-        return self._body.body(choices, answers)
+        return self._body.body(choices, usage)
 
 
 class CompletionFormat:
-    """`text_completion`, whole and in chunks: the index of a choice is that of its prompt."""
+    """`text_completion`, whole and in chunks: the answers to the first prompt have the first indexes."""
 
-    def __init__(self, *, id: str, created: int, model: str) -> None:
+    def __init__(self, *, id: str, created: int, model: str, strict: bool = False) -> None:
+        self._strict = strict
         self._head = _Head(id=id, object="text_completion", created=created, model=model)
         self._open = self._head.event()
 
@@ -155,11 +168,14 @@ class CompletionFormat:
         choice = b'{"index":%d,"text":%b' % (index, msgspec.json.encode(output.text))
         if output.finish_reason is None:
             return self._open + choice + _OPEN_CHOICE + _CLOSED
-        return self._open + choice + b',"logprobs":null,' + _finish(output) + _CLOSED
+        return self._open + choice + _closing(output, strict=self._strict)
 
     def usage(self, usage: Usage) -> bytes:
         return self._head.usage(usage)
 
-    def whole(self, answers: list[Answer]) -> bytes:
-        choices = [{"index": index, "text": answer.text, **answer.finish} for index, answer in enumerate(answers)]
-        return self._head.body(choices, answers)
+    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
+        choices = [
+            {"index": index, "text": answer.text, "logprobs": None} | _finish(answer.last, strict=self._strict)
+            for index, answer in enumerate(answers)
+        ]
+        return self._head.body(choices, usage)

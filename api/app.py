@@ -18,6 +18,8 @@ from ..engine.core.errors import EngineDead, InvalidRequest, RequestError, Triol
 from ..engine.prompt import ChatPrompt, Prompt, TextPrompt
 from .body import decode
 from .errors import MethodNotAllowed, NotFound, as_http
+from .gate import CALLER
+from .keys import Caller
 from .service import Service
 from .wire import DetokenizeRequest, TokenizeRequest, template_messages
 
@@ -55,6 +57,7 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         ("/v1/models/<path:name>", "GET", routes.model),
         ("/tokenize", "POST", routes.tokenize),
         ("/detokenize", "POST", routes.detokenize),
+        ("/v1/requests/<request_id>/cancel", "POST", routes.cancel),
     ]
 
 
@@ -128,6 +131,21 @@ class _Routes:
         else:
             text = await trio.to_thread.run_sync(engine.tokenizer.decode, body.tokens, abandon_on_cancel=True)
         return _json({"prompt": text})
+
+    async def cancel(self, request_id: str) -> Response:
+        """End a client's own open request: its answer gets its text so far and the finish reason `abort`.
+
+        With admin keys set, an admin ends anybody's.
+        """
+        caller: Caller = request.scope[CALLER]  # type: ignore[literal-required]
+        num_ended = self._service.lifecycle.cancel(
+            request_id,
+            caller=caller.identity,
+            any_caller=caller.is_admin and bool(self._service.config.admin_api_key),
+        )
+        if not num_ended:
+            raise NotFound(f"There is no open request {request_id[:128]!r}.")
+        return _json({"id": request_id, "object": "request.cancellation", "cancelled": num_ended})
 
 
 async def _body(type_: type[T]) -> T:

@@ -3,6 +3,7 @@
 Imports the engine's errors, attrs, and cyclopts' `Parameter` (names of environment variables); no trio, no torch.
 """
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,11 @@ def _flag(attribute: "attrs.Attribute[Any]") -> str:
 def _positive(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
     if not value > 0:
         raise ConfigurationError(f"{_flag(attribute)} must be above 0, not {value}.")
+
+
+def _seconds(_: object, attribute: "attrs.Attribute[Any]", value: float | None) -> None:
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        raise ConfigurationError(f"{_flag(attribute)} must be a number of seconds above 0, not {value}.")
 
 
 def _not_negative(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
@@ -87,5 +93,11 @@ class ServerConfig:
     """Seconds that a connection may be idle, or take to send the head of a request, before it is closed."""
     ping_interval: float = attrs.field(default=10.0, validator=_positive)
     """Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
+    default_timeout: float | None = attrs.field(default=None, validator=_seconds)
+    """Seconds that a request may take in all when it brings no timeout of its own; without the flag, any time."""
+    max_queue_time: float | None = attrs.field(default=None, validator=_seconds)
+    """Seconds that a request may wait for admission when it brings no max_queue_time; then it is answered with 503."""
+    strict_finish_reasons: bool = False
+    """Say `length` where a request timed out or was cancelled, for clients that know OpenAI's finish reasons alone."""
     shutdown_timeout: float = attrs.field(default=30.0, validator=_not_negative)
     """Seconds that running requests may take to finish once the server is told to stop."""

@@ -11,63 +11,70 @@ the scope of `engine.generate` takes the request out of the engine, synchronousl
 """
 
 import logging
-import re
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 import trio
 
 from ..engine.core.errors import TrioletError
+from ..engine.stream import Output
 from .answers import Answer, usage_of
-from .body import Receive, header
+from .body import Receive
 from .errors import as_http, leaf_error
+from .following import Follower
+from .gate import CALLER
 from .jobs import Job
 from .lifecycle import OpenRequest
 from .reply import DONE, Reply, Send
 from .service import Service
+from .terms import Envelope, new_request_id
 
 log = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+QUEUE_SLACK_S = 0.5
+"""A queue's limit is kept at the next step boundary: a step and the way to here take no longer than this, mostly. Where
+they do, the refusal is the stream's only event instead of a status."""
 
 
 class GenerateRoute:
     """Answers one route; `make_job` reads its body."""
 
-    def __init__(self, service: Service, make_job: Callable[[Service, bytes], Job]) -> None:
+    def __init__(self, service: Service, make_job: Callable[[Service, bytes, Envelope], Job]) -> None:
         self._service = service
         self._make_job = make_job
 
     async def __call__(self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send) -> None:
-        given = header(scope["headers"], b"x-request-id") or b""
-        name = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
-        reply = Reply(send, [(b"x-request-id", name)])
+        envelope = Envelope(headers=scope["headers"], caller=scope[CALLER].identity, arrival_time=trio.current_time())
+        reply = Reply(send, request_id=envelope.request_id or new_request_id())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
-            await self._answer(body, reply, name)
+            await self._answer(body, envelope, reply)
             nursery.cancel_scope.cancel()
 
-    async def _answer(self, body: bytes, reply: Reply, name: bytes) -> None:
-        started_s = trio.current_time()
+    async def _answer(self, body: bytes, envelope: Envelope, reply: Reply) -> None:
         outcome = "gone"
         try:
-            job = self._make_job(self._service, body)
-            with self._service.lifecycle.request(job.id) as request:
+            job = self._make_job(self._service, body, envelope)
+            terms = job.terms
+            reply.request_id = terms.request_id
+            with self._service.lifecycle.request(
+                terms.request_id, caller=terms.caller, supersede_key=terms.supersede_key
+            ) as request:
                 await self._run(job, request, reply)
-            outcome = "done"
+            outcome = request.ended_by or "done"
         except Exception as error:
             outcome = error.code or error.type if isinstance(error, TrioletError) else "server_error"
             await reply.fail(as_http(error))
         finally:
             if log.isEnabledFor(logging.DEBUG):
-                log.debug("request %s %s after %.3f s", name.decode(), outcome, trio.current_time() - started_s)
+                seconds = trio.current_time() - envelope.arrival_time
+                log.debug("request %s %s after %.3f s", reply.request_id, outcome, seconds)
 
     async def _run(self, job: Job, request: OpenRequest, reply: Reply) -> None:
-        answers = [Answer() for _ in job.prompts]
+        answers = [Answer() for _ in range(job.num_choices)]
         try:
             with request.scope:
-                await (self._stream(job, answers, reply) if job.stream else self._collect(job, answers))
+                await (self._stream if job.stream else self._collect)(job, request, answers, reply)
         except BaseExceptionGroup as group:
             error = leaf_error(group)
             if error is None:
@@ -75,51 +82,55 @@ class GenerateRoute:
             raise error from None
         if request.error is not None and request.scope.cancelled_caught:
             raise request.error.with_traceback(None)
+        usage = usage_of(answers, num_choices=job.params.n)
         if job.stream:
-            usage = job.format.usage(usage_of(answers)) if job.include_usage else b""
-            await reply.end(usage + DONE)
+            await reply.end((job.format.usage(usage) if job.include_usage else b"") + DONE)
         else:
-            await reply.json(200, job.format.whole(answers))
+            await reply.json(200, job.format.whole(answers, usage))
 
-    async def _stream(self, job: Job, answers: list[Answer], reply: Reply) -> None:
-        """Every prompt has its stream before the response starts, so that a refusal is still a status of its own."""
+    async def _stream(self, job: Job, request: OpenRequest, answers: list[Answer], reply: Reply) -> None:
+        """Every prompt is in the engine before the response starts, so that a refusal is still a status of its own."""
         may_send = trio.Event()
+        told = [False] * job.num_choices
 
-        async def follow(index: int, *, task_status: trio.TaskStatus[None]) -> None:
-            async with self._service.engine.generate(
-                job.prompts[index], job.params, request_id=job.request_id(index)
-            ) as stream:
-                task_status.started()
-                await may_send.wait()
-                first = True
-                async for output in stream:
-                    answers[index].take(output, keep_text=False)
-                    data = job.format.delta(index, output, first=first)
-                    if data:
-                        first = False
-                        await reply.event(data)
+        async def take(index: int, output: Output) -> None:
+            answers[index].take(output, keep_text=False)
+            data = job.format.delta(index, output, first=not told[index])
+            if data:
+                told[index] = True
+                await reply.event(data)
 
+        followers = [Follower(self._service.engine, job, index, request) for index in range(len(job.prompts))]
         async with trio.open_nursery() as nursery:
-            async with trio.open_nursery() as followers:
-                for index in range(len(job.prompts)):
-                    await followers.start(follow, index)
+            async with trio.open_nursery() as following:
+                for follower in followers:
+                    await following.start(follower.run, take, may_send)
+                await self._wait_admitted(job, followers)
                 await reply.start_stream()
                 nursery.start_soon(reply.keep_alive, self._service.config.ping_interval)
                 may_send.set()
             nursery.cancel_scope.cancel()
 
-    async def _collect(self, job: Job, answers: list[Answer]) -> None:
-        async def follow(index: int, *, task_status: trio.TaskStatus[None]) -> None:
-            async with self._service.engine.generate(
-                job.prompts[index], job.params, request_id=job.request_id(index)
-            ) as stream:
-                task_status.started()
-                async for output in stream:
-                    answers[index].take(output, keep_text=True)
+    async def _wait_admitted(self, job: Job, followers: list[Follower]) -> None:
+        """Where its time in the queue is limited, a stream starts when that time is over, or was not needed: until then
+        the refusal may come, and is a status of its own. Without a limit it starts at once, and pings while it waits.
+        """
+        if job.terms.queue_deadline is None:
+            return
+        with trio.move_on_at(job.terms.queue_deadline + QUEUE_SLACK_S):
+            for follower in followers:
+                await follower.begun.wait()
 
-        async with trio.open_nursery() as followers:
+    async def _collect(self, job: Job, request: OpenRequest, answers: list[Answer], reply: Reply) -> None:
+        may_take = trio.Event()
+        may_take.set()
+
+        async def take(index: int, output: Output) -> None:
+            answers[index].take(output, keep_text=True)
+
+        async with trio.open_nursery() as following:
             for index in range(len(job.prompts)):
-                await followers.start(follow, index)
+                await following.start(Follower(self._service.engine, job, index, request).run, take, may_take)
 
 
 async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:

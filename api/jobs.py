@@ -12,7 +12,8 @@ from ..engine.prompt import ChatPrompt, TextPrompt, TokenPrompt
 from .answers import ChatFormat, CompletionFormat, Format
 from .body import decode
 from .service import Service
-from .wire import MAX_PROMPTS, ChatRequest, CompletionRequest, GenerateRequest, template_messages
+from .terms import Envelope, Terms, read_terms
+from .wire import MAX_CHOICES, MAX_PROMPTS, ChatRequest, CompletionRequest, template_messages
 
 if TYPE_CHECKING:
     from ..engine.prompt import Prompt
@@ -28,37 +29,55 @@ class Job:
     stream: bool
     include_usage: bool
     format: Format
+    terms: Terms
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers there are in all: those to the first prompt come first."""
+        return len(self.prompts) * self.params.n
 
     def request_id(self, index: int) -> str:
         """What the engine calls the request of prompt `index`."""
         return self.id if len(self.prompts) == 1 else f"{self.id}-{index}"
 
 
-def chat_job(service: Service, body: bytes) -> Job:
+def chat_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     """POST /v1/chat/completions. Raises InvalidRequest or ModelNotFound."""
     request = decode(body, ChatRequest)
     model = service.check_model(request.model)
     request.refuse_unserved()
     prompt = ChatPrompt(messages=template_messages(request.messages))
     job_id = f"chatcmpl-{uuid.uuid4().hex}"
-    answer = ChatFormat(id=job_id, created=int(time.time()), model=model)
-    return _job(job_id, request, (prompt,), request.to_sampling(), answer)
+    answer = ChatFormat(id=job_id, created=int(time.time()), model=model, strict=service.config.strict_finish_reasons)
+    return _job(service, job_id, request, (prompt,), answer, envelope)
 
 
-def completion_job(service: Service, body: bytes) -> Job:
+def completion_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     """POST /v1/completions. Raises InvalidRequest or ModelNotFound."""
     request = decode(body, CompletionRequest)
     model = service.check_model(request.model)
     request.refuse_unserved()
     prompts = completion_prompts(request.prompt)
     job_id = f"cmpl-{uuid.uuid4().hex}"
-    answer = CompletionFormat(id=job_id, created=int(time.time()), model=model)
-    return _job(job_id, request, prompts, request.to_sampling(), answer)
+    strict = service.config.strict_finish_reasons
+    answer = CompletionFormat(id=job_id, created=int(time.time()), model=model, strict=strict)
+    return _job(service, job_id, request, prompts, answer, envelope)
 
 
 def _job(
-    job_id: str, request: GenerateRequest, prompts: "tuple[Prompt, ...]", params: SamplingParams, answer: Format
+    service: Service,
+    job_id: str,
+    request: ChatRequest | CompletionRequest,
+    prompts: "tuple[Prompt, ...]",
+    answer: Format,
+    envelope: Envelope,
 ) -> Job:
+    params = request.to_sampling()
+    if len(prompts) * params.n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"A request may have at most {MAX_CHOICES} answers; {len(prompts)} prompts with n {params.n} have more.",
+            param="n",
+        )
     return Job(
         id=job_id,
         prompts=prompts,
@@ -66,6 +85,7 @@ def _job(
         stream=bool(request.stream),
         include_usage=request.include_usage,
         format=answer,
+        terms=read_terms(request, envelope, service.config),
     )
 
 

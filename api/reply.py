@@ -26,9 +26,10 @@ _STREAM_HEADERS = (
 class Reply:
     """The answer to one request."""
 
-    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(self, send: Send, *, request_id: str | None = None) -> None:
         self._send = send
-        self._headers = tuple(headers)
+        self.request_id = request_id
+        """The `X-Request-Id` that the response will have."""
         self._streaming = False
         self._last_sent_s = 0.0
 
@@ -74,4 +75,7 @@ class Reply:
                 await self.event(PING)
 
     async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers]})
+        described = list(headers)
+        if self.request_id is not None:
+            described.append((b"x-request-id", self.request_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": described})

@@ -14,6 +14,23 @@ from ..engine.core.errors import InvalidRequest
 from ..engine.core.params import SamplingParams
 
 MAX_PROMPTS = 1024
+MAX_CHOICES = 1024
+"""Most answers of one HTTP request, over all its prompts."""
+
+SAMPLING = (
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop",
+    "stop_token_ids",
+    "use_beam_search",
+    "length_penalty",
+    "ignore_eos",
+)
+"""Fields that have the same name in SamplingParams."""
 
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -47,8 +64,16 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-
     n: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+
+    request_id: str | None = None
+    timeout: float | None = None
+    max_queue_time: float | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -64,9 +89,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         """InvalidRequest for what would be answered wrongly if it were ignored."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed together with stream: true.", param="stream_options")
-        for name in ("n", "best_of"):
-            if getattr(self, name) not in (None, 1):
-                raise InvalidRequest(f"{name} must be 1: this server gives one choice for each prompt.", param=name)
+        if self.best_of not in (None, self.n or 1):
+            raise InvalidRequest("best_of must equal n: every answer that is drawn is given.", param="best_of")
+        if self.use_beam_search and self.stream:
+            raise InvalidRequest(
+                "use_beam_search cannot be streamed: its answers are known at the end.", param="use_beam_search"
+            )
         refused: Iterable[str] = ("echo", "suffix", "logprobs", "top_logprobs")
         for name in refused:
             if getattr(self, name):
@@ -82,8 +110,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
         `max_tokens_field` is what the client called its limit.
         """
-        names = ("min_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos")
-        given: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
         seed = None if self.seed == -1 else self.seed
         try:
             return SamplingParams(max_tokens=max_tokens, seed=seed, **given)

@@ -15,6 +15,7 @@ from triolet.engine.config import EngineConfig
 from triolet.engine.core.errors import EngineDead, InvalidRequest, Overloaded, PromptTooLong, TrioletError
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.params import SamplingParams
+from triolet.engine.options import DEFAULT_OPTIONS, RequestOptions
 from triolet.engine.prompt import Prompt, TextPrompt, TokenPrompt, prompt_param
 from triolet.engine.stats import EngineStats
 from triolet.engine.stream import Output
@@ -29,7 +30,9 @@ class Seen:
     request_id: str
     prompt: Prompt
     params: SamplingParams
+    options: RequestOptions = DEFAULT_OPTIONS
     stage: str = "tokenizing"
+    aborted: bool = False
     reached: dict[str, trio.Event] = attrs.field(factory=dict)
     left: trio.Event = attrs.field(factory=trio.Event)
     num_outputs: int = 0
@@ -94,16 +97,28 @@ class FakeEngine:
         self._died = trio.Event()
         self.counters = {"prompt_tokens": 0, "generation_tokens": 0}
 
-    def generate(self, prompt: Prompt, params: SamplingParams, *, request_id: str) -> Any:
-        return self._generate(prompt, params, request_id)
+    def generate(
+        self, prompt: Prompt, params: SamplingParams, *, request_id: str, options: RequestOptions = DEFAULT_OPTIONS
+    ) -> Any:
+        return self._generate(prompt, params, request_id, options)
+
+    def abort(self, request_id: str) -> bool:
+        """Only those that are past the tokenizer. What is held stays so until it is released."""
+        seen = self.open.get(request_id)
+        if seen is None or seen.stage == "tokenizing" or seen.aborted:
+            return False
+        seen.aborted = True
+        return True
 
     @asynccontextmanager
-    async def _generate(self, prompt: Prompt, params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
+    async def _generate(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, options: RequestOptions
+    ) -> AsyncIterator[Any]:
         if self.health is not None:
             raise EngineDead(self.health)
         if self.refusal is not None:
             raise self.refusal
-        seen = Seen(request_id=request_id, prompt=prompt, params=params)
+        seen = Seen(request_id=request_id, prompt=prompt, params=params, options=options)
         self.seen.append(seen)
         self.open[request_id] = seen
         self._changed.set()
