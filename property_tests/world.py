@@ -20,6 +20,9 @@ from triolet.kvcache.manager import KVCacheManager
 
 from .memory import MemoryDevice, alone, alone_by_beams
 
+STEP_S = 1.0
+"""A step and the pause before it, on the world's clock; the step alone takes half of it."""
+
 CUT_OFF = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
 """Ends that do not come from the tokens."""
 
@@ -138,13 +141,14 @@ class World:
 
     def step(self) -> bool:
         """Plan as far ahead as the depth allows, then let the oldest step land. False: nothing could run."""
-        self.now += 1.0
+        self.now += STEP_S / 2
         while len(self._results) < self.shape.depth:
             plan = self.scheduler.plan(self.now)
             if plan is None:
                 break
             self.plans.append(plan)
             self._results.append(self.device.execute(plan))
+        self.now += STEP_S / 2
         if self._results:
             self.scheduler.commit(self._results.popleft(), self.now)
             self.take_events()
@@ -251,6 +255,11 @@ class World:
             return
         if finished.reason in (FinishReason.ABORT, FinishReason.TIMEOUT):
             assert record.aborted or request.deadline is not None
+            if finished.reason is FinishReason.TIMEOUT and self.now < (request.deadline or 0):
+                # It ended before its time was up: it was never let in, and could not have ended in time.
+                assert record.num_cached_tokens is None
+                most_steps = len(request.prompt_token_ids) + params.max_tokens
+                assert self.now + most_steps * STEP_S > (request.deadline or 0)
             assert given == expected[: len(given)], "S8"
             return
         assert given == expected, "S8"

@@ -44,6 +44,8 @@ class Finished:
     """With beam search: what the answer was ranked by."""
     message: str | None = None
     """With ERROR: what went wrong, fit for the client."""
+    never_admitted: bool = False
+    """With TIMEOUT: it ended because it was not admitted by `Request.admit_by`; nothing was computed for it."""
 
 
 @attrs.frozen(kw_only=True)

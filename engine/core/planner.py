@@ -4,9 +4,12 @@ Imports the core and the cache; reads no clock but the `now` it is given. It mov
 running; it never ends one.
 """
 
+from collections.abc import Callable
+
 import attrs
 
 from ...kvcache.manager import KVCacheManager
+from ...kvcache.sequence import PrefixMatch
 from .draft import Draft
 from .events import Admitted
 from .outbox import Outbox
@@ -38,17 +41,22 @@ class Planner:
         running: RunningSet,
         outbox: Outbox,
         stats: SchedulerStats,
+        expire: Callable[[Sequence], None],
     ) -> None:
-        self._config = config
+        """`expire` ends a waiting sequence that its deadline leaves no time for."""
+        self.config = config
         self._cache = cache
         self._waiting = waiting
         self._running = running
         self._outbox = outbox
         self._stats = stats
+        self._expire = expire
         self._num_in_flight = 0
         self._gives_way = False  # somebody is to be preempted for a better one, once no step is in flight
 
-    def plan(self, step: int, num_in_flight: int) -> tuple[StepPlan, list[tuple[Sequence, int]]] | None:
+    def plan(
+        self, step: int, num_in_flight: int, *, now: float, fastest_step_s: float
+    ) -> tuple[StepPlan, list[tuple[Sequence, int]]] | None:
         """The next plan, and the sequences whose prompts' chunks land with it, with the chunks' lengths.
 
         None: nothing can run before a step in flight lands or somebody comes.
@@ -57,13 +65,13 @@ class Planner:
         if self._gives_way and num_in_flight:
             return None
         self._gives_way = False
-        draft = Draft(budget=self._config.max_num_batched_tokens)
+        draft = Draft(budget=self.config.max_num_batched_tokens)
         if not self._grow_decodes(draft):
             return None
         draft.chunks.extend((sequence, 0) for sequence in self._running.paused)
         self._grow_prefills(draft)
         if not draft.short_of_blocks:
-            self._admit(draft)
+            self._admit(draft, now, fastest_step_s)
         return self._seal(draft, step) if draft.num_tokens else None
 
     # Decodes
@@ -137,18 +145,22 @@ class Planner:
 
     # Admission
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit(self, draft: Draft, now: float, fastest_step_s: float) -> None:
         """Let the first of the waiting in, as long as sequences, budget and blocks last."""
         promised = sum(self._blocks_to_come(sequence) for sequence in self._running.prefilling)
         while draft.budget > 0:
             sequence = self._waiting.peek()
             if sequence is None:
                 return
-            if self._running.num_slots + sequence.num_slots > self._config.max_num_seqs:
+            if self._running.num_slots + sequence.num_slots > self.config.max_num_seqs:
                 if not self._make_room(sequence, draft):
                     return
                 continue
             match = self._cache.match(sequence.blocks, sequence.tokens)
+            deadline = None if sequence.group.was_admitted else sequence.request.deadline
+            if deadline is not None and now + self._fewest_steps(sequence, match) * fastest_step_s > deadline:
+                self._expire(sequence)
+                continue
             length = self._chunk(sequence, match.num_tokens, draft.budget)
             # The whole prompt must fit beside what the prompts under way still need, or they would preempt each other.
             # Alone it needs no such room: the pool holds one sequence of any length, in windows if not at once.
@@ -187,6 +199,15 @@ class Planner:
             return False
         self._preempt(victim, draft, refund=victim.state is State.DECODING)
         return True
+
+    def _fewest_steps(self, sequence: Sequence, match: PrefixMatch) -> int:
+        """Steps that it needs to its end if it gets the whole budget and ends as soon as it may."""
+        params = sequence.request.params
+        may_end = not params.ignore_eos or params.stop_token_ids or params.stop
+        fewest_tokens = max(1, params.min_tokens) if may_end else params.max_tokens or 1
+        chunk = self._chunk(sequence, match.num_tokens, self.config.max_num_batched_tokens)
+        prompt_steps = -(-(len(sequence.tokens) - match.num_tokens) // chunk)
+        return prompt_steps + max(0, fewest_tokens - sequence.num_output_tokens - 1)
 
     # The end of a plan
 
@@ -235,7 +256,7 @@ class Planner:
     def _chunk(self, sequence: Sequence, num_computed: int, budget: int) -> int:
         """How many of its known tokens the budget and the threshold allow in this step."""
         length = min(len(sequence.tokens) - num_computed, budget)
-        threshold = self._config.long_prefill_token_threshold
+        threshold = self.config.long_prefill_token_threshold
         return min(length, threshold) if threshold else length
 
     def _coverable(self, sequence: Sequence) -> int:

@@ -44,6 +44,8 @@ class Request:
     """Whose share of the tokens this counts to, under the fair policy."""
     deadline: float | None = None
     """When it is ended whatever it is doing, with reason `timeout`. Same clock."""
+    admit_by: float | None = None
+    """When it is ended if it has never been admitted (`Finished.never_admitted`). Same clock."""
 
 
 class State(enum.Enum):

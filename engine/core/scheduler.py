@@ -9,13 +9,14 @@ decoding sequence computes its next token whatever that token is. A sequence who
 dropped then, and what later steps in flight computed for it is no one's (`Sequence.id` is not reused).
 """
 
-import heapq
+import math
 from collections import deque
 
 import attrs
 
 from ...kvcache.manager import KVCacheManager
 from .beams import BeamSearch, Candidates
+from .deadlines import Deadlines
 from .events import Finished, FinishReason, StepEvents
 from .ids import RequestId, SequenceId, TokenId
 from .outbox import Outbox
@@ -34,6 +35,7 @@ class _InFlight:
     """A step that has been planned and not committed: which prompts' chunks land with it."""
 
     step: int
+    planned_at: float
     chunks: tuple[tuple[Sequence, SequenceId, int], ...]
     """A sequence, the id it had, and its computed tokens once this step has landed."""
 
@@ -43,7 +45,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, cache: KVCacheManager, policy: Policy | None = None) -> None:
         self.stats = SchedulerStats()
-        self._config = config
+        self.config = config
         self._cache = cache
         self._waiting: Policy = policy if policy is not None else FcfsPolicy()
         self._running = RunningSet()
@@ -55,13 +57,15 @@ class Scheduler:
             running=self._running,
             outbox=self._outbox,
             stats=self.stats,
+            expire=lambda sequence: self.abort(sequence.request.id, FinishReason.TIMEOUT),
         )
         self._groups: dict[RequestId, Group] = {}
-        self._deadlines: list[tuple[float, int, RequestId]] = []
+        self._deadlines = Deadlines(self._groups)
         self._in_flight: deque[_InFlight] = deque()
         self._samples: dict[SequenceId, list[TokenId]] = {}
         self._num_arrivals = 0
         self._step = 0
+        self._fastest_step_s = math.inf  # none has landed yet
 
     @property
     def num_running(self) -> int:
@@ -83,10 +87,17 @@ class Scheduler:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `plan` must be called at the latest, though nothing runs; None: no open request has a deadline."""
-        while self._deadlines and not self._is_due(self._deadlines[0]):
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        """When `plan` or `expire` must be called at the latest, though nothing runs; None: nobody has a deadline."""
+        return self._deadlines.next
+
+    @property
+    def longest_context(self) -> int:
+        """The most tokens that any running sequence has computed."""
+        return max((sequence.num_computed for sequence in self._running), default=0)
+
+    def set_limits(self, limits: SchedulerConfig) -> None:
+        """Another token budget from the next plan on; `max_num_seqs` must stay as it is."""
+        self.config = self._planner.config = limits
 
     def submit(self, request: Request) -> None:
         """Let a request wait. Its id must not be open. One that could never run gets its terminal event at once."""
@@ -101,8 +112,8 @@ class Scheduler:
         self._waiting.push(group.sequences[0])
         if (message := self._why_never(group)) is not None:
             self.abort(request.id, FinishReason.ERROR, message=message)
-        elif request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, group.arrival, request.id))
+        else:
+            self._deadlines.add(group)
 
     def abort(
         self,
@@ -111,6 +122,7 @@ class Scheduler:
         *,
         choice: int | None = None,
         message: str | None = None,
+        never_admitted: bool = False,
     ) -> None:
         """End a request now, or one answer of it: no later plan names it, its blocks are back (those that a step in
         flight names, once that has landed), and its end is said. What is not open is ignored: it ended by itself."""
@@ -119,23 +131,35 @@ class Scheduler:
             return
         for sequence in tuple(group.sequences):
             if choice is None or sequence.choice == choice or group.beams is not None:
-                self._end(sequence, reason, message=message)
+                self._end(sequence, reason, message=message, never_admitted=never_admitted)
+
+    def expire(self, now: float) -> None:
+        """End whose time is over. `plan` does it too; alone, it is for a time in which nothing can be planned."""
+        for request_id, never_admitted in self._deadlines.due(now):
+            self.abort(request_id, FinishReason.TIMEOUT, never_admitted=never_admitted)
 
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step. None: nothing can run before a step in flight lands, or before somebody is submitted.
 
+        An open request whose deadline has come is ended. One that has not begun is not let in, but ended, when it could
+        not be through by its deadline even if each step were as fast as the fastest so far.
+
         `now` is in seconds, on the clock of `Request.arrival_time`; it never goes backwards.
         """
-        while (deadline := self.next_deadline) is not None and deadline <= now:
-            self.abort(self._deadlines[0][2], FinishReason.TIMEOUT)
-        made = self._planner.plan(self._step + 1, len(self._in_flight))
+        self.expire(now)
+        made = self._planner.plan(
+            self._step + 1,
+            len(self._in_flight),
+            now=now,
+            fastest_step_s=0.0 if math.isinf(self._fastest_step_s) else self._fastest_step_s,
+        )
         if made is None:
             return None
         plan, landing = made
         self._step = plan.step
         self._cache.begin_step(plan.step)
         chunks = tuple((sequence, sequence.device_id, sequence.num_computed) for sequence, _ in landing)
-        self._in_flight.append(_InFlight(plan.step, chunks))
+        self._in_flight.append(_InFlight(plan.step, now, chunks))
         return plan
 
     def commit(self, result: StepResult, now: float) -> None:
@@ -143,6 +167,7 @@ class Scheduler:
         landed = self._in_flight.popleft()
         if landed.step != result.step:
             raise AssertionError(f"the result of step {result.step} came where that of step {landed.step} was due")
+        self._fastest_step_s = min(self._fastest_step_s, now - landed.planned_at)
         self._cache.land(result.step)
         for sequence, sequence_id, num_computed in landed.chunks:
             if sequence.id == sequence_id:  # still that stay in the batch
@@ -201,8 +226,8 @@ class Scheduler:
     def _why_never(self, group: Group) -> str | None:
         """Why the request could never run here; None when it can."""
         num_answers = group.request.params.n
-        if num_answers > self._config.max_num_seqs:
-            return f"n ({num_answers}) is more than the {self._config.max_num_seqs} sequences that run at once."
+        if num_answers > self.config.max_num_seqs:
+            return f"n ({num_answers}) is more than the {self.config.max_num_seqs} sequences that run at once."
         if group.beams is None:
             return None
         # All beams of a request must be there at once before any can go on.
@@ -317,6 +342,7 @@ class Scheduler:
         *,
         stop_token: TokenId | None = None,
         message: str | None = None,
+        never_admitted: bool = False,
     ) -> None:
         """The one way out for good: blocks back, then its end is said."""
         group = sequence.group
@@ -337,12 +363,9 @@ class Scheduler:
             stop_token=stop_token,
             num_output_tokens=sequence.num_output_tokens,
             message=message,
+            never_admitted=never_admitted,
         )
         self._outbox.finished.append(finished)
-
-    def _is_due(self, entry: tuple[float, int, RequestId]) -> bool:
-        group = self._groups.get(entry[2])
-        return group is not None and group.arrival == entry[1]
 
     def check(self) -> None:
         """Assert what holds between calls; for tests and for a loop that idles."""
@@ -354,8 +377,8 @@ class Scheduler:
                 raise AssertionError(f"{sequence.request.id} computes tokens it has no blocks for")
             if sequence not in sequence.group.sequences or sequence.request.id not in self._groups:
                 raise AssertionError(f"{sequence.request.id} runs and is not open")
-        if self._running.num_slots > self._config.max_num_seqs:
-            raise AssertionError(f"{self._running.num_slots} sequences run, {self._config.max_num_seqs} may (S1)")
+        if self._running.num_slots > self.config.max_num_seqs:
+            raise AssertionError(f"{self._running.num_slots} sequences run, {self.config.max_num_seqs} may (S1)")
         num_live = sum(len(group.sequences) for group in self._groups.values())
         num_closing = len(self._running.by_id) - len(self._running)
         if num_live != self.num_running + self.num_waiting + num_closing:
