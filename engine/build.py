@@ -19,6 +19,7 @@ from ..kvcache.manager import KVCacheManager
 from .assembly import EngineParts
 from .config import EngineConfig
 from .core.ids import TokenId
+from .core.policy import make_policy
 from .core.scheduler import Scheduler, SchedulerConfig
 from .device import Runner, ThreadDevice
 from .engine import EngineFacts
@@ -95,7 +96,7 @@ def _put_together(
             seed=config.seed,
         ),
         tokenizer=tokenizer,
-        scheduler=Scheduler(limits, cache),
+        scheduler=Scheduler(limits, cache, make_policy(config.scheduling_policy)),
         cache=cache,
         device=device,
         max_num_queued_reqs=config.max_num_queued_reqs,

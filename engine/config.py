@@ -3,7 +3,7 @@
 What the machine decides (how many blocks fit, which dtype) is derived later, in `build.py`, into objects of their own.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -11,8 +11,8 @@ from .core.errors import ConfigurationError
 
 
 def _at_least(low: int):  # type: ignore[no-untyped-def]
-    def check(_: object, attribute: "attrs.Attribute[int | None]", value: int | None) -> None:
-        if value is not None and value < low:
+    def check(_: object, attribute: "attrs.Attribute[Any]", value: float | None) -> None:
+        if value is not None and not value >= low:
             flag = "--" + attribute.name.replace("_", "-")
             raise ConfigurationError(f"{flag} must be at least {low}, not {value}.")
 
@@ -38,12 +38,25 @@ class EngineConfig:
     block_size: int = attrs.field(default=16, validator=_at_least(1))
     """Tokens in a KV block."""
     kv_cache_memory: int | None = attrs.field(default=None, validator=_at_least(1))
-    """Bytes for the KV cache; None takes a quarter of the free memory, at most 4 GiB (CPU), or fills the GPU."""
+    """Bytes for the KV cache (the command line also takes 512M or 2GiB); None takes a quarter of the free memory, at
+    most 4 GiB, on a CPU, and fills a GPU."""
     gpu_memory_utilization: float = 0.92
     """The share of the GPU's memory that weights, activations and KV cache may take together."""
     enable_prefix_caching: bool = True
+    """Keep the KV blocks of prompts and answers for requests that begin alike, until their room is needed."""
+    scheduling_policy: str = "fcfs"
+    """Who goes first: fcfs, priority, fair (tokens shared among keys), or package.module:Class of your own."""
     max_num_queued_reqs: int = attrs.field(default=1024, validator=_at_least(1))
     """Most requests waiting for admission; past it a request is refused with 503 before it is tokenized."""
+    max_num_queued_tokens: int = attrs.field(default=0, validator=_at_least(0))
+    """Most prompt tokens waiting for admission, estimated before they are tokenized; 0 sets no limit."""
+    runner: Literal["thread", "process"] = "thread"
+    """Where the model runs: in a thread of this process, or in a process of its own, which may crash and is replaced."""
+    step_timeout: float = attrs.field(default=60.0, validator=_at_least(0))
+    """Seconds after which a step that has not landed makes /health say so, and a runner process is replaced; 0: never.
+    """
+    max_runner_losses: int = attrs.field(default=3, validator=_at_least(0))
+    """How often in a row a runner process is replaced; the next loss ends the engine."""
     attention_backend: str | None = None
     """A name from the registry of attention backends; None chooses by platform."""
     seed: int = 0
