@@ -16,6 +16,7 @@ KEY_VARIABLE = "TRIOLET_API_KEY"
 ADMIN_KEY_VARIABLE = "TRIOLET_ADMIN_API_KEY"
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+ClientCerts = Literal["none", "optional", "required"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -73,9 +74,9 @@ class ServerConfig:
         default=(), validator=_no_empty, repr=False
     )
     """A key that clients must send as `Authorization: Bearer KEY`; may be given several times. Only /health is open."""
-    admin_api_key: Annotated[tuple[str, ...], Parameter(env_var=ADMIN_KEY_VARIABLE, negative=(), show_default=False)] = (
-        attrs.field(default=(), validator=_no_empty, repr=False)
-    )
+    admin_api_key: Annotated[
+        tuple[str, ...], Parameter(env_var=ADMIN_KEY_VARIABLE, negative=(), show_default=False)
+    ] = attrs.field(default=(), validator=_no_empty, repr=False)
     """A key for the control routes, which an API key then no longer opens; may be given several times."""
     served_model_name: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = attrs.field(
         default=(), validator=_no_empty
@@ -83,6 +84,8 @@ class ServerConfig:
     """The name that clients call the model by; may be given several times, the first one is the default."""
     log_level: LogLevel = "info"
     """What the log on stderr shows; debug adds one line for each request."""
+    http2: bool = True
+    """Speak HTTP/2 too: with TLS to whom asks for it, without TLS to whom begins with it (prior knowledge)."""
     write_timeout: float = attrs.field(default=30.0, validator=_positive)
     """Seconds until a client that has stopped reading is dropped and its request freed."""
     body_timeout: float = attrs.field(default=60.0, validator=_positive)
@@ -101,3 +104,19 @@ class ServerConfig:
     """Say `length` where a request timed out or was cancelled, for clients that know OpenAI's finish reasons alone."""
     shutdown_timeout: float = attrs.field(default=30.0, validator=_not_negative)
     """Seconds that running requests may take to finish once the server is told to stop."""
+    max_connections: int = attrs.field(default=4096, validator=_positive)
+    """Most connections at a time; one more is answered with 503 and closed. Never more than there are descriptors."""
+    ssl_certfile: str | None = None
+    """A file with the server's certificate chain (PEM): the server then speaks TLS, and nothing else."""
+    ssl_keyfile: str | None = None
+    """A file with the certificate's private key, unless it is in --ssl-certfile."""
+    ssl_keyfile_password: Annotated[str | None, Parameter(env_var="TRIOLET_SSL_KEYFILE_PASSWORD")] = attrs.field(
+        default=None, repr=False
+    )
+    """The password of an encrypted private key."""
+    ssl_ca_certs: str | None = None
+    """A file with the certificates (PEM) that clients' own certificates are checked against."""
+    ssl_client_certs: ClientCerts | None = None
+    """Whether clients must show a certificate; by default they must when --ssl-ca-certs is given."""
+    ssl_ciphers: str | None = None
+    """OpenSSL's list of ciphers for TLS 1.2."""

@@ -1,21 +1,20 @@
-"""One connection: hypercorn's TCP server, with four of its habits changed. HTTP/1.1 only.
+"""One connection: hypercorn's TCP server, with four of its habits changed.
 
 1. A write is tried without waiting first; only a full socket waits, and no longer than a deadline. An event then costs
    about a third, and a client that stops reading cannot hold a request, or the shutdown, for ever.
 2. Reading goes on while a request is answered: what the client sends ahead waits in a short queue, so its leaving is
    seen at once even behind stray or pipelined bytes. A failed write ends the reading too.
-3. No websockets and no HTTP/2: an upgrade is not taken, and the request is answered as plain HTTP/1.1. (hypercorn dies
-   of a malformed websocket upgrade, its issue 225, and does not bound what it buffers for an HTTP/2 stream.)
+3. No websockets: an upgrade is not taken, and the request is answered as plain HTTP/1.1. (hypercorn dies of a malformed
+   websocket upgrade, its issue 225.) HTTP/2 is our own (`http2.py`), told by its preface, over TLS and without.
 4. An exception ends its connection, with one line in the log, and never the server.
 
 This leans on hypercorn 0.18's insides, which pyproject.toml therefore pins to the minor version.
 """
 
 import logging
-import math
 import os
+from functools import partial
 
-import attrs
 import h11
 import trio
 from hypercorn.config import Config
@@ -29,37 +28,21 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
 from hypercorn.utils import parse_socket_addr
 
+from .http2 import LAST_NEWS_S, PREFACE, Http2
+from .writing import WritePolicy
+
 log = logging.getLogger(__name__)
 
 READ_AHEAD_CHUNKS = 2
 """Reads (64 KiB each) that may wait for the request before them. A client that sends more ahead is not read further,
 and its leaving shows when a write fails."""
 
-LAST_NEWS_S = 1.0
-"""How long telling an app that its stream has ended may wait for room in its queue."""
-
-
-@attrs.define(kw_only=True, eq=False)
-class WritePolicy:
-    """How long writes may wait, for all connections of a server."""
-
-    timeout_s: float
-    deadline_s: float = math.inf
-    """The moment after which no write waits any more: set when the server stops."""
-    blocked: set[trio.CancelScope] = attrs.field(factory=set)
-
-    def end_at(self, deadline_s: float) -> None:
-        """No write, begun or to come, waits past this moment."""
-        self.deadline_s = min(self.deadline_s, deadline_s)
-        for scope in self.blocked:
-            scope.deadline = min(scope.deadline, self.deadline_s)
-
 
 class Http1(H11Protocol):
     """HTTP/1.1 without upgrades."""
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """Not even a look: neither h2c nor HTTP/2's preface leads anywhere. (The gate answers the latter with 505.)"""
+        """Not even a look: h2c leads nowhere, nor does HTTP/2's preface in here. (The gate answers that with 505.)"""
 
     async def _create_stream(self, request: h11.Request) -> None:
         self.stream = HTTPStream(
@@ -100,20 +83,29 @@ class Http1(H11Protocol):
 
 
 class Connection(TCPServer):
-    """Serves one accepted socket until it closes. `run` never raises but when cancelled."""
+    """Serves one accepted socket until it closes, over TLS if it comes as an SSLStream. `run` never raises but when
+    cancelled."""
 
-    stream: trio.SocketStream  # type: ignore[assignment]
+    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]  # type: ignore[assignment]
 
     def __init__(
-        self, policy: WritePolicy, app: AppWrapper, config: Config, context: WorkerContext, stream: trio.SocketStream
+        self,
+        policy: WritePolicy,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
     ) -> None:
         super().__init__(app, config, context, LifespanState({}), stream)  # type: ignore[arg-type]
         self._policy = policy
+        self._is_tls = isinstance(stream, trio.SSLStream)
+        self._socket = stream.transport_stream.socket if isinstance(stream, trio.SSLStream) else stream.socket
         self._reading = trio.CancelScope()
 
     async def run(self) -> None:
         try:
-            await self._serve()
+            if await self._shake_hands():
+                await self._serve()
         except* OSError:
             pass  # The client went while we were looking.
         except* Exception as group:
@@ -122,27 +114,48 @@ class Connection(TCPServer):
             with trio.CancelScope(shield=True, deadline=trio.current_time() + self._policy.timeout_s):
                 await self._close()
 
+    async def _shake_hands(self) -> bool:
+        """TLS first, where there is TLS: False when that fails, or takes longer than the head of a request may."""
+        if not isinstance(self.stream, trio.SSLStream):
+            return True
+        with trio.move_on_after(self.config.keep_alive_timeout):
+            try:
+                await self.stream.do_handshake()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return False
+            return True
+        return False
+
     async def _serve(self) -> None:
-        socket = self.stream.socket
-        client = parse_socket_addr(socket.family, socket.getpeername())
-        server = parse_socket_addr(socket.family, socket.getsockname())
         async with TaskGroup() as task_group:
             self._task_group = task_group
-            self.protocol = Http1(  # type: ignore[assignment]
-                self.app,
-                self.config,
-                self.context,
-                task_group,
-                ConnectionState(self.state.copy()),
-                False,
-                client,
-                server,
-                self.protocol_send,
-            )
+            self._speak(Http1)
             await self.idle_task.restart(task_group, self._idle_timeout)
             await self._read_data()
             # Without this an idle connection would keep its socket until its keep-alive ends.
             await self.idle_task.stop()
+
+    def _speak(self, protocol: type[Http1] | partial[Http2]) -> None:
+        socket = self._socket
+        self.protocol = protocol(  # type: ignore[assignment]
+            self.app,
+            self.config,
+            self.context,
+            self._task_group,
+            ConnectionState(self.state.copy()),
+            self._is_tls,
+            parse_socket_addr(socket.family, socket.getpeername()),
+            parse_socket_addr(socket.family, socket.getsockname()),
+            self.protocol_send,
+        )
+
+    async def _speak_http2(self) -> None:
+        self._speak(partial(Http2, policy=self._policy, num_tasks=self._num_tasks))
+        await self.protocol.initiate()
+
+    def _num_tasks(self) -> int:
+        nursery = self._task_group._nursery
+        return len(nursery.child_tasks) if nursery is not None else 0
 
     async def _read_data(self) -> None:
         ahead, pending = trio.open_memory_channel[bytes](READ_AHEAD_CHUNKS)
@@ -162,7 +175,16 @@ class Connection(TCPServer):
             pass
 
     async def _feed(self, pending: "trio.MemoryReceiveChannel[bytes]") -> None:
+        first: bytes | None = b""  # until it is known which protocol this is; no HTTP/1.1 begins like the preface
         async for data in pending:
+            if first is not None:
+                data = first + data
+                if len(data) < len(PREFACE) and PREFACE.startswith(data):
+                    first = data
+                    continue
+                first = None
+                if data.startswith(PREFACE) and "h2" in self.config.alpn_protocols:
+                    await self._speak_http2()
             await self.protocol.handle(RawData(data))
 
     async def protocol_send(self, event: Event) -> None:
@@ -172,9 +194,9 @@ class Connection(TCPServer):
                 await super().protocol_send(event)
             return
         data = event.data
-        if not self.send_lock.locked():
+        if not self._is_tls and not self.send_lock.locked():
             try:
-                num_sent = os.write(self.stream.socket.fileno(), data)
+                num_sent = os.write(self._socket.fileno(), data)
             except BlockingIOError:
                 num_sent = 0
             except OSError:
@@ -187,19 +209,13 @@ class Connection(TCPServer):
 
     async def _write_slowly(self, data: bytes) -> None:
         """Wait for room in the socket. Shielded, the lock too: a cancellation must not leave half an event behind."""
-        policy = self._policy
-        deadline_s = min(trio.current_time() + policy.timeout_s, policy.deadline_s)
-        scope = trio.CancelScope(shield=True, deadline=deadline_s)
-        policy.blocked.add(scope)
         try:
-            with scope:
+            with self._policy.waiting(trio.current_time() + self._policy.timeout_s) as scope:
                 async with self.send_lock:
                     await self.stream.send_all(data)
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        finally:
-            policy.blocked.discard(scope)
         if scope.cancelled_caught:
             log.debug("dropped a client that had stopped reading")
             await trio.aclose_forcefully(self.stream)

@@ -5,7 +5,10 @@ answered. Stopping is bounded: whatever has not ended by then is cut.
 """
 
 import logging
+import os
+import resource
 import socket
+from contextlib import suppress
 from functools import partial
 
 import trio
@@ -15,8 +18,10 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from ..engine.core.errors import ConfigurationError
 from .config import ServerConfig
-from .connection import Connection, WritePolicy
+from .connection import Connection
 from .gate import Asgi
+from .tls import tls_context
+from .writing import WritePolicy
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +31,26 @@ BACKLOG = 2048
 HEAD_BYTES_MAX = 64 * 1024
 """Most bytes of a request's first line and headers; more is answered with 431."""
 
+SPARE_DESCRIPTORS = 64
+"""Descriptors that connections leave to the rest of the process."""
+
+_TOO_MANY = (
+    b'{"error":{"message":"The server has too many connections.","type":"server_error","param":null,'
+    b'"code":"overloaded"}}'
+)
+TURNED_AWAY = b"HTTP/1.1 503 \r\n%b\r\n\r\n%b" % (
+    b"\r\n".join(
+        (
+            b"content-type: application/json",
+            b"retry-after: 5",
+            b"connection: close",
+            b"content-length: %d" % len(_TOO_MANY),
+        )
+    ),
+    _TOO_MANY,
+)
+"""What a connection too many is told, without a task or a parser spent on it."""
+
 
 def hypercorn_config(config: ServerConfig) -> Config:
     """What we set of hypercorn's configuration. `read_timeout` stays None: it would cut responses that stream."""
@@ -33,7 +58,7 @@ def hypercorn_config(config: ServerConfig) -> Config:
     result.keep_alive_timeout = config.keep_alive_timeout
     result.h11_max_incomplete_size = HEAD_BYTES_MAX
     result.include_server_header = False
-    result.alpn_protocols = ["http/1.1"]
+    result.alpn_protocols = ["h2", "http/1.1"] if config.http2 else ["http/1.1"]
     result.accesslog = None
     result.errorlog = log
     return result
@@ -60,6 +85,9 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         """Raises ConfigurationError naming --host and --port when the address cannot be had."""
         self._config = hypercorn_config(config)
+        self._tls = tls_context(config, self._config.alpn_protocols)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_connections = max(1, min(config.max_connections, descriptors - SPARE_DESCRIPTORS))
         try:
             self._socket = _bind(config.host, config.port)
         except OSError as error:
@@ -80,12 +108,18 @@ class Server:
     def url(self) -> str:
         """Where to reach it."""
         host, port = self._socket.getsockname()[:2]
-        return f"http://[{host}]:{port}" if self._socket.family == socket.AF_INET6 else f"http://{host}:{port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if self._socket.family == socket.AF_INET6 else f"{scheme}://{host}:{port}"
 
     @property
     def num_connections(self) -> int:
         """Connections that are open now."""
         return len(self._connections.child_tasks) if self._connections is not None else 0
+
+    @property
+    def num_blocked_writes(self) -> int:
+        """Writes that wait for a client to read."""
+        return len(self._policy.blocked)
 
     def close(self) -> None:
         """Give the address back without having served."""
@@ -105,7 +139,16 @@ class Server:
         self._stopped.set()
 
     async def _handle(self, app: ASGIWrapper, stream: trio.SocketStream) -> None:
-        await Connection(self._policy, app, self._config, self._context, stream).run()
+        if self.num_connections > self._max_connections:
+            with suppress(OSError):
+                if self._tls is None:
+                    os.write(stream.socket.fileno(), TURNED_AWAY)
+            await stream.aclose()
+            return
+        transport: trio.SocketStream | trio.SSLStream[trio.SocketStream] = stream
+        if self._tls is not None:
+            transport = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+        await Connection(self._policy, app, self._config, self._context, transport).run()
 
     async def stop(self, grace_s: float) -> None:
         """No new connections, idle ones close, and the others have `grace_s` to end; then `run` returns.
