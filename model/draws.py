@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..engine.core.ids import TokenId
 from .batch import KeptBatch
-from .sampling import BoolArray, Int64Array, sample
+from .sampling import Best, BoolArray, Int64Array, sample
 
 Candidates = tuple[tuple[TokenId, ...], tuple[float, ...]]
 
@@ -29,11 +29,14 @@ class Draws:
     candidates: tuple[tuple[int, Candidates], ...] = ()
 
 
-def draw(logits: Tensor, batch: KeptBatch, rows: Int64Array) -> Draws:
-    """Sample `logits` `[len(rows), vocab_size]`, one for each of these rows of the batch. `logits` may be changed."""
+def draw(logits: Tensor, batch: KeptBatch, rows: Int64Array, best: Best | None = None) -> Draws:
+    """Sample `logits` `[len(rows), vocab_size]`, one for each of these rows of the batch. `logits` may be changed.
+
+    `best` is where each row's largest logit is, if that is known.
+    """
     if not batch.draws_plainly(rows):
         return _draw_specially(logits, batch, rows)
-    tokens, usable = sample(logits, batch.sampling(rows))
+    tokens, usable = sample(logits, batch.sampling(rows), best)
     if usable.all():
         return Draws(rows=rows, tokens=tokens, first=usable, failed_rows=rows[:0])
     kept = rows[usable]

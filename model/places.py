@@ -4,7 +4,7 @@ Nothing is held twice: a tensor is copied into its place, in the engine's dtype 
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class TensorPlaces:
         self._places: dict[str, Tensor] = {}
         self._then: list[tuple[set[str], Tensor, Callable[[Tensor], None]]] = []
 
-    def place(self, parts: dict[str, tuple[int, ...]], *, then: Callable[[Tensor], None] | None = None) -> Tensor:
+    def place(self, parts: Mapping[str, tuple[int, ...]], *, then: Callable[[Tensor], None] | None = None) -> Tensor:
         """A tensor for named parts of these shapes, one below the other; they differ in the first dimension alone.
 
         `then` is called with it as soon as all its parts have come, and it is let go here.

@@ -11,11 +11,13 @@ import torch
 
 from ..engine.core.ids import TokenId
 from ..engine.core.plan import StepPlan, StepResult
-from .attention import AttentionShape, choose_backend
-from .batch import KeptBatch, StepWork
+from .batch import KeptBatch
 from .draws import Draws, draw
+from .forward import make_forward
 from .kv import KVTensors
 from .llama import LlamaModel
+from .native.kv import NativeKV
+from .native.weights import NativeModel
 
 UNUSABLE = "the model's logits are not numbers"
 """Why a sequence failed, fit for a client."""
@@ -24,15 +26,17 @@ UNUSABLE = "the model's logits are not numbers"
 class ModelRunner:
     """Keeps the batch and carries out plans, in the order that `engine/core/plan.py` writes down."""
 
-    def __init__(self, model: LlamaModel, *, kv: KVTensors, attention_backend: str | None = None) -> None:
-        """`attention_backend` is a name of the registry; None takes the best for the model's device.
+    def __init__(
+        self, model: LlamaModel | NativeModel, *, kv: KVTensors | NativeKV, attention_backend: str | None = None
+    ) -> None:
+        """A native model goes with a native cache, a torch model with tensors. `attention_backend` is a name of the
+        registry; None takes the best for the model's device.
 
         Raises `ConfigurationError` for a name that is not known or cannot run here.
         """
         self.model = model
         self.kv = kv
-        backend = choose_backend(attention_backend, model.device.type)
-        self.attention = backend(AttentionShape.of(model.spec), kv)
+        self.forward = make_forward(model, kv, attention_backend)
         self._batch = KeptBatch(num_groups=kv.num_groups, block_size=kv.block_size, num_blocks=kv.num_blocks)
         self._step = 0
 
@@ -48,25 +52,10 @@ class ModelRunner:
         work = self._batch.work(plan)
         if work is None:
             return StepResult(step=plan.step, seconds=time.perf_counter() - started)
-        draws = draw(self._compute(work), self._batch, work.sampled_rows)
+        logits, best = self.forward(work)
+        draws = draw(logits, self._batch, work.sampled_rows, best)
         self._batch.advance(work, draws.rows[draws.first], draws.tokens[draws.first])
         return self._answer(plan.step, draws, started)
-
-    def _compute(self, work: StepWork) -> torch.Tensor:
-        """Run the model over the flat batch: the logits of `work.sampled_rows`."""
-        backend, device = self.attention, self.model.device
-        metadata = backend.prepare(work.layout)
-
-        def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            backend.write(layer, keys, values, metadata)
-            return backend.attend(layer, queries, metadata)
-
-        return self.model.forward(
-            torch.from_numpy(work.token_ids).to(device),
-            torch.from_numpy(work.positions).to(device),
-            attend,
-            torch.from_numpy(work.sampled_tokens).to(device),
-        )
 
     def _answer(self, step: int, draws: Draws, started: float) -> StepResult:
         name = self._batch.sequence

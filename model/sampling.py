@@ -56,11 +56,14 @@ def sample(logits: Tensor, rows: SamplingRows, best: Best | None = None) -> tupl
     """One token for each row of `logits` `[n, vocab_size]`, and which rows' logits could be used.
 
     A row with a NaN, with +inf, or with nothing above -inf is not usable; its token means nothing. `logits` is float32
-    and may be changed.
+    and may be changed. Greedy rows of which `best` is known are not looked through again.
     """
     for row, tokens in rows.masked:
         logits[row, list(tokens)] = float("-inf")
-    largest, tokens_of = logits.max(-1)  # the first of equals; NaN wins
+    if best is None or rows.masked:
+        largest, tokens_of = logits.max(-1)  # the first of equals; NaN wins
+    else:
+        largest, tokens_of = torch.from_numpy(best.logits), torch.from_numpy(best.tokens)
     usable = torch.isfinite(largest).cpu().numpy()
     chosen = tokens_of.cpu().numpy()
     drawn = np.flatnonzero((rows.temperature > 0) & usable)

@@ -12,6 +12,7 @@ from triolet.engine.core.errors import ConfigurationError
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import JoinedSequence, StepPlan
 from triolet.model.attention.torch_backend import TorchAttention
+from triolet.model.forward import TorchForward
 from triolet.model.kv import KVTensors
 from triolet.model.llama import LlamaModel
 from triolet.model.runner import ModelRunner
@@ -233,7 +234,9 @@ def test_an_unknown_attention_backend_is_refused(model: LlamaModel) -> None:
     kv = KVTensors(model.spec, num_blocks=4, block_size=4, dtype=model.dtype)
     with pytest.raises(ConfigurationError, match="valid names are"):
         ModelRunner(model, kv=kv, attention_backend="none such")
-    assert isinstance(ModelRunner(model, kv=kv, attention_backend="torch").attention, TorchAttention)
+    forward = ModelRunner(model, kv=kv, attention_backend="torch").forward
+    assert isinstance(forward, TorchForward)
+    assert isinstance(forward.attention, TorchAttention)
 
 
 def test_steps_are_counted(model: LlamaModel) -> None:

@@ -1,0 +1,64 @@
+"""The forward pass of a step, by torch or by the native kernels: from the flat batch to the logits of its sampled rows.
+
+Both write K and V of the step's tokens into their cache. Called by the device thread alone, under
+`torch.inference_mode`.
+"""
+
+from typing import Protocol
+
+import torch
+
+from .attention import AttentionBackend, AttentionShape, choose_backend
+from .batch import StepWork
+from .kv import KVTensors
+from .llama import LlamaModel
+from .native.forward import NativeForward
+from .native.kv import NativeKV
+from .native.weights import NativeModel
+from .sampling import Best
+
+
+class ForwardPass(Protocol):
+    """A model bound to its cache."""
+
+    def __call__(self, work: StepWork) -> tuple[torch.Tensor, Best | None]:
+        """Logits `[len(work.sampled_rows), vocab_size]` in float32, valid until the next call, and where each row's
+        largest is if that is known. The caller may change the logits."""
+
+
+class TorchForward:
+    """Torch operations, attention by a backend of the registry."""
+
+    def __init__(self, model: LlamaModel, kv: KVTensors, attention_backend: str | None = None) -> None:
+        """Raises `ConfigurationError` for a name that is not known or cannot run here."""
+        self.model = model
+        self.attention: AttentionBackend = choose_backend(attention_backend, model.device.type)(
+            AttentionShape.of(model.spec), kv
+        )
+
+    def __call__(self, work: StepWork) -> tuple[torch.Tensor, None]:
+        backend, device = self.attention, self.model.device
+        metadata = backend.prepare(work.layout)
+
+        def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            backend.write(layer, keys, values, metadata)
+            return backend.attend(layer, queries, metadata)
+
+        logits = self.model.forward(
+            torch.from_numpy(work.token_ids).to(device),
+            torch.from_numpy(work.positions).to(device),
+            attend,
+            torch.from_numpy(work.sampled_tokens).to(device),
+        )
+        return logits, None
+
+
+def make_forward(
+    model: LlamaModel | NativeModel, kv: KVTensors | NativeKV, attention_backend: str | None = None
+) -> ForwardPass:
+    """Bind a model to the cache of its kind. `attention_backend` is for torch; native attention has one kernel."""
+    if isinstance(model, NativeModel) and isinstance(kv, NativeKV):
+        return NativeForward(model, kv)
+    if isinstance(model, LlamaModel) and isinstance(kv, KVTensors):
+        return TorchForward(model, kv, attention_backend)
+    raise AssertionError(f"a {type(model).__name__} cannot use a {type(kv).__name__}")

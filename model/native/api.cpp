@@ -1,0 +1,132 @@
+// What Python calls through ctypes: plain C functions, structs of plain numbers and pointers.
+//
+// A function that can refuse answers a sentence, or null; it is valid until the thread's next call. Nothing here throws.
+#include <exception>
+
+#include "tape.h"
+
+using namespace triolet;
+
+namespace {
+
+thread_local std::string message;
+
+// What is to be said of `wrong`, or null.
+const char* answer(std::string wrong) {
+  message = std::move(wrong);
+  return message.empty() ? nullptr : message.c_str();
+}
+
+template <class F>
+const char* guarded(const F& f) {
+  try {
+    return answer(f());
+  } catch (const std::exception& error) {
+    return answer(error.what());
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Sizes of the structs that are mirrored in Python, and what the kernels were built for.
+int triolet_size_of(int which) {
+  const int sizes[] = {(int)sizeof(Op), (int)sizeof(BufferShape), (int)sizeof(ModelShape), (int)sizeof(Step)};
+  return which >= 0 && which < 4 ? sizes[which] : -1;
+}
+
+const char* triolet_kernels() {
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+  return "AVX-512 BF16 and VNNI";
+#elif defined(__AVX512F__)
+  return "AVX-512";
+#elif defined(__AVX2__)
+  return "AVX2";
+#else
+  return "portable";
+#endif
+}
+
+// Whether bfloat16 products are the machine's own, not widened ones.
+int triolet_has_bfloat16() {
+#if defined(__AVX512BF16__)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+void triolet_resize_pool(int threads) { Pool::shared().resize(threads); }
+
+const char* triolet_pack(Linear** linear, int format, int paired, int outputs, int inputs, const float* floats,
+                         const bf16* halves, const float* bias) {
+  return guarded([&]() -> std::string {
+    if (format < 0 || format > (int)Format::INT4) return "no such format";
+    if (outputs < 1 || inputs < 1 || (paired && outputs % 2)) return "no matrix has such a shape";
+    if (!floats == !halves) return "a matrix is of floats or of bfloat16";
+    *linear = pack_linear((Format)format, paired != 0, outputs, inputs, floats, halves, bias);
+    return "";
+  });
+}
+
+int64_t triolet_linear_bytes(const Linear* linear) { return (int64_t)linear->bytes(); }
+void triolet_free_linear(Linear* linear) { delete linear; }
+
+const char* triolet_new_cache(KVCache** cache, int format, int num_tensors, int num_blocks, int block_size,
+                              int num_kv_heads, int head_dim) {
+  return guarded([&]() -> std::string {
+    if (format < 0 || format > (int)Format::INT8) return "no such format";
+    if (block_size < TILE_TOKENS || block_size % TILE_TOKENS) return "a block holds a multiple of 16 tokens";
+    if (num_tensors < 1 || num_blocks < 1 || num_kv_heads < 1 || head_dim < LANES || head_dim % LANES)
+      return "no cache has such a shape";
+    KVCache* made = new KVCache{(Format)format, num_tensors, num_blocks, block_size / TILE_TOKENS, num_kv_heads, head_dim, {}};
+    *cache = made;
+    made->data.allocate((size_t)(made->tensor_bytes() * num_tensors));
+    return "";
+  });
+}
+
+int64_t triolet_cache_bytes(const KVCache* cache) { return (int64_t)cache->data.bytes(); }
+char* triolet_cache_data(const KVCache* cache) { return cache->data.get(); }
+int64_t triolet_block_bytes(const KVCache* cache) { return cache->block_bytes(); }
+void triolet_free_cache(KVCache* cache) { delete cache; }
+
+const char* triolet_copy_blocks(KVCache* cache, const int64_t* sources, const int64_t* targets, int count) {
+  return guarded([&]() -> std::string {
+    for (int i = 0; i < count; i++)
+      if (sources[i] < 0 || sources[i] >= cache->num_blocks || targets[i] < 0 || targets[i] >= cache->num_blocks)
+        return "no such block";
+    copy_blocks(*cache, sources, targets, count);
+    return "";
+  });
+}
+
+// The tape borrows matrices, norms and the cache: the caller keeps them alive.
+const char* triolet_new_tape(Tape** tape, const ModelShape* shape, const Op* ops, int num_ops, const BufferShape* buffers,
+                             int num_buffers, KVCache* cache) {
+  return guarded([&]() -> std::string {
+    Tape* made = new Tape(*shape, std::vector<Op>(ops, ops + num_ops),
+                          std::vector<BufferShape>(buffers, buffers + num_buffers), cache);
+    std::string wrong = made->check();
+    if (wrong.empty()) {
+      *tape = made;
+    } else {
+      delete made;
+    }
+    return wrong;
+  });
+}
+
+void triolet_free_tape(Tape* tape) { delete tape; }
+
+const char* triolet_run(Tape* tape, const Step* step) {
+  return guarded([&] { return tape->run(*step); });
+}
+
+// Seconds of each op since the last call, of the steps run with `profile`.
+void triolet_take_seconds(Tape* tape, double* seconds) {
+  for (size_t i = 0; i < tape->seconds.size(); i++) seconds[i] = tape->seconds[i], tape->seconds[i] = 0;
+}
+
+}  // extern "C"

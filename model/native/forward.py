@@ -1,0 +1,74 @@
+"""A step of the model in one call of the kernels.
+
+Used by the device thread alone. The arrays of a step are checked by the kernels before anything is touched: a table,
+slot or token that does not fit raises AssertionError and leaves the cache as it was.
+"""
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..batch import StepWork
+from ..sampling import Best
+from .kv import NativeKV
+from .library import Step, check
+from .tape import Tape
+from .threads import ThreadChooser
+from .weights import NativeModel, padded
+
+
+class NativeForward:
+    """The kernels over a model and its cache."""
+
+    def __init__(self, model: NativeModel, kv: NativeKV, *, num_threads: int = 1, **soft_caps: float) -> None:
+        self.model, self.kv = model, kv
+        self.tape = Tape(model, kv, **soft_caps)
+        self.threads = ThreadChooser(num_threads)
+        self.profile = False
+        """Whether steps are timed operation by operation; see `Tape.take_seconds`."""
+        self._width = padded(model.spec.vocab_size)
+        self._logits = torch.empty(0, self._width)
+        model.library.resize_pool(num_threads)
+
+    def __call__(self, work: StepWork) -> tuple[torch.Tensor, Best]:
+        """Logits `[len(work.sampled_tokens), vocab_size]`, valid until the next call, and each row's largest."""
+        layout = work.layout
+        num_tokens, num_sampled = len(work.token_ids), len(work.sampled_tokens)
+        if num_sampled > self._logits.shape[0]:
+            self._logits = torch.empty(num_sampled, self._width)
+        best = Best(tokens=np.empty(num_sampled, np.int64), logits=np.empty(num_sampled, np.float32))
+        tables = [np.ascontiguousarray(table) for table in layout.tables]
+        table_pointers, slot_pointers = _pointers(tables), _pointers(layout.write_slots)
+        threads = self.threads.choose(num_tokens)
+        step = Step(
+            num_tokens=num_tokens,
+            num_sequences=len(layout.query_lengths),
+            num_sampled=num_sampled,
+            table_width=tables[0].shape[1],
+            threads=threads,
+            profile=self.profile,
+            token_ids=work.token_ids.ctypes.data,
+            positions=work.positions.ctypes.data,
+            query_lengths=layout.query_lengths.ctypes.data,
+            context_lengths=layout.context_lengths.ctypes.data,
+            sampled=work.sampled_tokens.ctypes.data,
+            tables=ctypes.addressof(table_pointers),
+            slots=ctypes.addressof(slot_pointers),
+            logits=self._logits.data_ptr(),
+            best=best.tokens.ctypes.data,
+            best_logits=best.logits.ctypes.data,
+        )
+        started = time.perf_counter()
+        check(self.model.library.run(self.tape.handle, ctypes.byref(step)))
+        self.threads.record(num_tokens, threads, time.perf_counter() - started)
+        return self._logits[:num_sampled, : self.model.spec.vocab_size], best
+
+
+def _pointers(arrays: Sequence[npt.NDArray[Any]]) -> "ctypes.Array[ctypes.c_void_p]":
+    """The arrays' addresses, one behind the other."""
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
