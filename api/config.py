@@ -106,6 +106,10 @@ class ServerConfig:
     """Seconds that running requests may take to finish once the server is told to stop."""
     max_connections: int = attrs.field(default=4096, validator=_positive)
     """Most connections at a time; one more is answered with 503 and closed. Never more than there are descriptors."""
+    cache_isolation: bool = False
+    """Let only requests with the same API key share cached prefixes: how fast a prompt is then tells others nothing."""
+    trust_request_chat_template: bool = False
+    """Take `chat_template` from requests. It is rendered in a process of its own, bounded in time, memory and size."""
     ssl_certfile: str | None = None
     """A file with the server's certificate chain (PEM): the server then speaks TLS, and nothing else."""
     ssl_keyfile: str | None = None

@@ -76,7 +76,7 @@ def read_terms(request: GenerateRequest, envelope: Envelope, config: ServerConfi
         priority=_priority(request.priority),
         fairness_key=envelope.caller if fairness_key is None else f"{envelope.caller}/{fairness_key}",
         deadline=deadline,
-        extra_keys=_extra_keys(request.cache_salt),
+        extra_keys=_extra_keys(request.cache_salt, envelope.caller if config.cache_isolation else None),
     )
     return Terms(
         request_id=_request_id(request.request_id, envelope),
@@ -128,15 +128,19 @@ def _priority(value: int | None) -> int:
     return value
 
 
-def _extra_keys(cache_salt: str | None) -> tuple[str, ...]:
-    """Joined into the prefix hash. A salt has no separators, so that no two lists of keys read alike."""
+def _extra_keys(cache_salt: str | None, caller: str | None) -> tuple[str, ...]:
+    """Joined into the prefix hash. A salt has no separators, so that no two lists of keys read alike.
+
+    With `caller` set, only requests of that caller share blocks; a salt divides those further.
+    """
+    own = () if caller is None else (f"@{caller}",)
     if cache_salt is None:
-        return ()
+        return own
     if not _SALT_TEXT.fullmatch(cache_salt):
         raise InvalidRequest(
             "cache_salt must have 1 to 128 characters, none of them NUL, '/', '@' or '\\'.", param="cache_salt"
         )
-    return (cache_salt,)
+    return (*own, cache_salt)
 
 
 def _text(headers: Headers, name: bytes) -> str | None:
