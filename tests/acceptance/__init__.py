@@ -1,0 +1,1 @@
+"""What shows that the engine works: the whole of it, for real, over models on disk."""
