@@ -143,7 +143,8 @@ class KVCacheManager:
         The caller will write exactly the positions [old num_tokens, num_tokens) in the next step. A shared block among
         them is replaced by a fresh one, and the copy is recorded (`take_copies`). Blocks that no position from the old
         num_tokens on can see are given back (K12); that makes None of their entries, and is not among the writes.
-        Covering less than before changes nothing; see `truncate`.
+        Covering less than before changes nothing; see `truncate`. With sliding windows, reserve once for a step: the
+        windows follow what was covered before. Positions up to `writable_end` may be written without asking.
         """
         if num_tokens <= blocks.writable_end and not self._windowed:
             if num_tokens > blocks.num_tokens:

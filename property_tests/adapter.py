@@ -11,6 +11,7 @@ called (and need not exist), and the laws that need them are reported as not che
 
 import contextlib
 import importlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -226,6 +227,9 @@ class TrioletAdapter:
     def check(self) -> None:
         self._manager.check()
 
+
+operations: Counter[str] = Counter()
+"""How many operations each machine has made, with all its laws checked after each; printed at the end of a run."""
 
 _chosen: list[type[Adapter]] = []
 

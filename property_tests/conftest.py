@@ -56,7 +56,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the laws that the adapter does not offer."""
+    """How much was tried, and the laws that the adapter does not offer."""
+    for machine, count in adapter.operations.items():
+        terminalreporter.line(f"{machine}: {count:,} operations, every law checked after each")
     missing = [text for feature, text in adapter.FEATURES.items() if not adapter.supports(feature)]
     if missing:
         terminalreporter.section("laws not checked: the adapter does not offer them")

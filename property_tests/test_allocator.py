@@ -248,3 +248,45 @@ def test_k13_pins_together_keep_to_their_limit(limit: int, lengths: list[int]) -
     for _, pin in pins:
         assert cache.unpin(pin)
     assert cache.num_available() == 6
+
+
+@pytest.mark.allocator("prefix", "pin", "reset", "limbo")
+@given(num_pins=st.integers(0, 3), leaves_in_flight=st.booleans())
+def test_k13_reset_forgets_pins_too_once_nothing_is_in_use(num_pins: int, leaves_in_flight: bool) -> None:
+    """Refused while a block is owned or in limbo, and nothing has changed; then nothing matches and no pin is left."""
+    cache = allocator(6, 2)
+    handle = stored(cache, [1] * 5)
+    pins = [cache.pin([1] * 4, "", 1.0) for _ in range(num_pins)]
+    assert not cache.reset()
+    if leaves_in_flight:
+        cache.begin_step(1)
+    cache.release(handle)
+    if leaves_in_flight:
+        assert not cache.reset()
+        cache.land(1)
+    assert cache.match(cache.open(""), [1] * 5) == 4
+    assert cache.reset()
+    cache.check()
+    assert cache.match(cache.open(""), [1] * 5) == 0
+    assert cache.num_available() == 6
+    assert not any(cache.unpin(pin) for pin in pins)
+    assert cache.expire(1.0) == 0
+
+
+@pytest.mark.allocator("prefix", "limbo")
+@given(num_full=st.integers(1, 5), block_size=st.integers(1, 8), owned=st.booleans())
+def test_k9_what_is_in_limbo_does_not_match(num_full: int, block_size: int, owned: bool) -> None:
+    """A prompt released with a step in flight matches once that has landed, and before only where another owns it."""
+    cache = allocator(20, block_size)
+    tokens = [1] * (num_full * block_size + 1)
+    handle = stored(cache, tokens)
+    if owned:
+        other = admitted(cache, tokens)
+    cache.begin_step(1)
+    cache.release(handle)
+    assert cache.match(cache.open(""), tokens) == (len(tokens) - 1 if owned else 0)
+    cache.land(1)
+    assert cache.match(cache.open(""), tokens) == len(tokens) - 1
+    if owned:
+        cache.release(other)
+    assert cache.num_available() == 20

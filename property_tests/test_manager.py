@@ -47,6 +47,7 @@ class AllocatorLaws(CacheMachine):
     @invariant()
     def laws(self) -> None:
         """One invariant for all laws keeps the program that Hypothesis prints short."""
+        adapter.operations["allocator"] += 1
         self.k1_each_block_is_in_one_state()
         self.k2_no_operation_touches_another_sequence()
         self.k7_tables_waste_less_than_a_block()

@@ -17,6 +17,8 @@ from triolet.kvcache.errors import DoubleFree, StaleMatch, StepOrderError
 from triolet.kvcache.ids import BlockId
 from triolet.kvcache.pool import BlockPool
 
+from .adapter import operations
+
 
 def bare_pool(num_blocks: int) -> tuple[BlockPool, list[str | None]]:
     contents: list[str | None] = [None] * num_blocks
@@ -199,6 +201,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def laws(self) -> None:
         """K1, K2 and K13 as numbers."""
+        operations["pool"] += 1
         pool = self.pool
         assert pool.num_free == self._num_free(), "K1: free"
         assert pool.num_cached == len(self.cached) + len(self.kept), "K1: cached"

@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from . import adapter
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -36,11 +40,20 @@ def test_the_suite_can_be_pointed_at_another_allocator() -> None:
 
 def test_an_allocator_that_is_not_there_is_a_usage_error() -> None:
     """The message says what could not be found, or how to write it."""
+    run = pytest_with("--allocator", "nowhere:Adapter")
+    assert run.returncode == 4
+    assert "--allocator nowhere:Adapter: No module named 'nowhere'" in run.stderr
     for path, message in (
-        ("nowhere:Adapter", "--allocator nowhere:Adapter: No module named 'nowhere'"),
         ("property_tests.adapter:Missing", "has no attribute 'Missing'"),
         ("nonsense", "--allocator takes package.module:Adapter, not 'nonsense'"),
+        ("property_tests.test_spec:Confused", r"unknown features \['levitation'\]; there are \['events', "),
     ):
-        run = pytest_with("--allocator", path)
-        assert run.returncode == 4
-        assert message in run.stderr
+        with pytest.raises(ValueError, match=message):
+            adapter.choose(path)
+    assert adapter.chosen() is adapter.TrioletAdapter
+
+
+class Confused:
+    """An adapter that declares something unsupported that nobody asked for."""
+
+    unsupported = frozenset({"levitation"})

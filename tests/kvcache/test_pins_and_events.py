@@ -1,7 +1,11 @@
 """Pins, reset, events, and what the manager refuses to be made of."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import triolet.kvcache
 from triolet.kvcache.errors import LawBroken, PinLimitExceeded
 from triolet.kvcache.events import BlocksEvicted, BlocksStored, CacheEvent
 from triolet.kvcache.hashing import HashChain
@@ -158,6 +162,13 @@ def test_check_names_the_law_that_is_broken() -> None:
     blocks.num_tokens = 0
     with pytest.raises(AssertionError, match="K11: a sequence without tokens counts as live"):
         cache.check()
+
+
+def test_no_check_is_an_assert_statement() -> None:
+    """`python -O` removes assert statements; kvcache has none."""
+    folder = Path(triolet.kvcache.__file__).parent
+    for path in folder.glob("*.py"):
+        assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(path.read_text()))), path
 
 
 def test_a_manager_has_blocks_tokens_and_groups() -> None:
