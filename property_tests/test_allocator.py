@@ -112,11 +112,12 @@ def test_k6_a_cached_prompt_loses_its_tail_first(num_full: int, num_needed: int,
 
 
 @pytest.mark.allocator("fork")
-@given(length=lengths, block_size=sizes)
-def test_k3_a_shared_partial_block_is_copied_once(length: int, block_size: int) -> None:
+@given(start=lengths, length=lengths, block_size=sizes)
+def test_k3_a_shared_partial_block_is_copied_once(start: int, length: int, block_size: int) -> None:
     """A fork takes no block; the first to write copies the partial one, the second writes in place; full ones stay."""
     cache = allocator(300, block_size)
-    parent = admitted(cache, [1] * length)
+    parent = admitted(cache, [1] * min(start, length))
+    assert cache.reserve(parent, length)
     before = cache.num_available()
     child = cache.fork(parent)
     assert cache.num_available() == before
