@@ -14,6 +14,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from .. import __version__
 from ..engine.config import EngineConfig
 from ..engine.core.errors import ConfigurationError, StartError
+from .bench.cli import app as bench
 from .config import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerConfig, parse_size
 
 SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size")
@@ -35,6 +36,7 @@ def _read_sizes(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
 
 
 app = App(name="triolet", version=__version__, help=HELP, config=_read_sizes)
+app.command(bench)
 
 _SERVER = Group.create_ordered("Server")
 _ENGINE = Group.create_ordered("Engine")
