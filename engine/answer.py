@@ -63,15 +63,17 @@ class Answer:
         if self._stops is not None and self.stopped_by is None:
             self._mailbox.put(self._stops.flush(), (), self.choice)
 
-    def finish(self, finished: Finished) -> None:
+    def finish(self, finished: Finished, *, aborted_by: str | None = None) -> None:
         """Say how it ended; once the whole request has failed there is nothing left to say. An answer that met its stop
-        string is complete, however the scheduler came to end it."""
+        string is complete, however the scheduler came to end it. `aborted_by`: the stop reason of an abort."""
         self.ended = True
         if self._mailbox.failed:
+            self.reason = finished.reason
             return
         stop_reason: int | str | None = self.stopped_by
         if self.stopped_by is None:
-            self.reason, stop_reason = finished.reason, finished.stop_token
+            self.reason = finished.reason
+            stop_reason = aborted_by if finished.reason is FinishReason.ABORT else finished.stop_token
             self.num_output_tokens = finished.num_output_tokens
         end = End(
             reason=self.reason, stop_reason=stop_reason, num_output_tokens=self.num_output_tokens, score=finished.score

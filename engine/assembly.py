@@ -4,6 +4,7 @@ Imports trio through them. Nothing runs here and nothing is loaded: given a sche
 ones or a simulation's, it connects them.
 """
 
+import math
 from collections.abc import Awaitable, Callable
 
 import attrs
@@ -38,6 +39,10 @@ class EngineParts:
     cache: KVCacheManager
     device: Device
     max_num_queued_reqs: int
+    max_num_queued_tokens: int = 0
+    """0 sets no limit."""
+    step_timeout_s: float = math.inf
+    max_losses_in_a_row: int = 3
 
 
 class Assembly:
@@ -46,14 +51,25 @@ class Assembly:
     def __init__(
         self, parts: EngineParts, *, observer: Observer | None = None, depth: int = 1, check: bool = False
     ) -> None:
-        self.registry = Registry(max_queued=parts.max_num_queued_reqs, max_running=parts.facts.max_num_seqs)
+        self.registry = Registry(
+            max_queued=parts.max_num_queued_reqs,
+            max_running=parts.facts.max_num_seqs,
+            max_queued_tokens=parts.max_num_queued_tokens or math.inf,
+        )
         self._parts = parts
         self._scheduler_inbox: Inbox[SchedulerMessage] = Inbox(
             scheduler_inbox_limit(self.registry.max_open, parts.facts.max_num_seqs)
         )
         detokenizer_inbox: Inbox[DetokenizerMessage] = Inbox(detokenizer_inbox_limit(self.registry.max_open))
         self._loop = SchedulerLoop(
-            parts.scheduler, parts.device, self._scheduler_inbox, detokenizer_inbox.put, depth=depth, check=check
+            parts.scheduler,
+            parts.device,
+            self._scheduler_inbox,
+            detokenizer_inbox.put,
+            depth=depth,
+            check=check,
+            step_timeout_s=parts.step_timeout_s,
+            max_losses_in_a_row=parts.max_losses_in_a_row,
         )
         self._detokenizer = Detokenizer(
             detokenizer_inbox,
@@ -68,6 +84,7 @@ class Assembly:
             scheduler_inbox=self._scheduler_inbox,
             detokenizer_inbox=detokenizer_inbox,
             read_stats=self.read_stats,
+            read_stuck=lambda: self._loop.stuck,
         )
 
     @property
@@ -78,4 +95,10 @@ class Assembly:
     def read_stats(self) -> EngineStats:
         """The engine's numbers now."""
         num_submitted = sum(isinstance(message, Submit) for message in self._scheduler_inbox)
-        return read_stats(self._parts.scheduler, self._parts.cache, self.registry, num_submitted=num_submitted)
+        return read_stats(
+            self._parts.scheduler,
+            self._parts.cache,
+            self.registry,
+            num_submitted=num_submitted,
+            num_restarts=self._loop.num_restarts,
+        )

@@ -1,17 +1,21 @@
 """The composition root: from a configuration to the parts of an engine.
 
 The one file of the engine that imports the model room, inside its functions, so that importing the engine brings no
-torch. Loading runs in parallel: the tokenizer in a worker thread, weights and KV cache in the device thread, which is
-the thread that will run them. What the machine decides (dtype, blocks) ends up in objects of its own.
+torch. Loading runs in parallel: the tokenizer in a worker thread, weights and KV cache where they will be run, in the
+device thread or in the runner process. What the machine decides (dtype, blocks) ends up in objects of its own.
 """
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+import msgspec
 import trio
 
 from ..kvcache.group import KVGroup
@@ -22,6 +26,7 @@ from .core.ids import TokenId
 from .core.policy import make_policy
 from .core.scheduler import Scheduler, SchedulerConfig
 from .device import Runner, ThreadDevice
+from .device_process import ProcessDevice
 from .engine import EngineFacts
 from .sizing import KVSize, resolve_max_model_len, size_kv_cache
 from .tokenizer import ChatTokenizer
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..model.llama import LlamaModel
+    from ..model.native.choose import NativeChoice
     from ..model.source import ModelSource
     from ..model.spec import ModelSpec
 
@@ -39,16 +45,41 @@ Progress = Callable[[str, int, int | None], None]
 """Called from worker threads with what is under way, the bytes so far, and the bytes in all (None: unknown)."""
 
 
-async def build(config: EngineConfig, device: ThreadDevice, progress: Progress | None = None) -> EngineParts:
+@attrs.frozen(kw_only=True)
+class Loaded:
+    """What the engine has to know of a model that has been loaded."""
+
+    vocab_size: int
+    end_token_ids: tuple[int, ...]
+    size: KVSize
+
+
+@attrs.frozen(kw_only=True)
+class RunnerOrder:
+    """To a runner process: what to load. The source is one that lies on this machine."""
+
+    config: EngineConfig
+    kind: str
+    path: str
+    name: str
+
+
+def make_device(config: EngineConfig, progress: Progress | None = None) -> ThreadDevice | ProcessDevice:
+    """The carrier that the configuration names."""
+    if config.runner == "process":
+        return ProcessDevice(f"{__name__}:make_ordered_runner", progress=progress)
+    return ThreadDevice()
+
+
+async def build(
+    config: EngineConfig, device: ThreadDevice | ProcessDevice, progress: Progress | None = None
+) -> EngineParts:
     """Load the model that the configuration names. `device` must be running.
 
     Raises ConfigurationError and ModelLoadError. Cancelled, it ends at the next tensor or piece of a download.
     """
     report = partial(_report, progress)
-    source, spec = await trio.to_thread.run_sync(_find_model, config.model, report)
-    max_model_len = resolve_max_model_len(config.max_model_len, model=spec.max_position_embeddings)
-    log.info("model %s: %s, %d layers, %d tokens", source.name, spec.architecture, spec.num_layers, max_model_len)
-    make_runner = partial(_make_runner, config, source, spec, max_model_len, report)
+    source = await trio.to_thread.run_sync(_find_model, config.model, report)
     tokenizers: list[ChatTokenizer] = []
 
     async def load_tokenizer() -> None:
@@ -57,23 +88,45 @@ async def build(config: EngineConfig, device: ThreadDevice, progress: Progress |
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load_tokenizer)
-            size = await device.start(make_runner)
+            loaded = await _start(config, device, source, report)
     except BaseExceptionGroup as group:
         if len(group.exceptions) == 1:
             raise group.exceptions[0] from group.exceptions[0].__cause__
         raise
-    log.info("%s", size)
-    return _put_together(config, device, source.name, spec, tokenizers[0], size)
+    log.info("%s", loaded.size)
+    return _put_together(config, device, source.name, tokenizers[0], loaded)
+
+
+async def _start(
+    config: EngineConfig, device: ThreadDevice | ProcessDevice, source: "ModelSource", report: Progress
+) -> Loaded:
+    if isinstance(device, ThreadDevice):
+        return await device.start(partial(_make_runner, config, source, report))
+    order = RunnerOrder(config=config, kind=source.kind, path=str(source.path), name=source.name)
+    loaded = await device.start(order, Loaded)
+    # One that replaces it must have the same blocks, whatever memory is free then.
+    kv_bytes = loaded.size.num_blocks * loaded.size.bytes_per_block
+    device.set_order(attrs.evolve(order, config=attrs.evolve(config, kv_cache_memory=kv_bytes)))
+    return loaded
+
+
+def make_ordered_runner(order: bytes, report: Progress) -> tuple[Runner, Loaded]:
+    """A `device_child.Factory`: in the runner process."""
+    from ..model.source import ModelSource
+
+    asked = msgspec.msgpack.decode(order, type=RunnerOrder)
+    source = ModelSource(kind=asked.kind, path=Path(asked.path), name=asked.name)  # type: ignore[arg-type]
+    return _make_runner(asked.config, source, report)
 
 
 def _put_together(
     config: EngineConfig,
-    device: ThreadDevice,
+    device: ThreadDevice | ProcessDevice,
     model_name: str,
-    spec: "ModelSpec",
     tokenizer: ChatTokenizer,
-    size: KVSize,
+    loaded: Loaded,
 ) -> EngineParts:
+    size, vocab_size = loaded.size, loaded.vocab_size
     cache = KVCacheManager(
         num_blocks=size.num_blocks,
         block_size=size.block_size,
@@ -85,14 +138,14 @@ def _put_together(
         max_num_batched_tokens=config.max_num_batched_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
     )
-    end_token_ids = dict.fromkeys((*spec.eos_token_ids, *tokenizer.eos_token_ids))
+    end_token_ids = dict.fromkeys((*loaded.end_token_ids, *tokenizer.eos_token_ids))
     return EngineParts(
         facts=EngineFacts(
             model_name=model_name,
             max_model_len=size.max_model_len,
-            vocab_size=spec.vocab_size,
+            vocab_size=vocab_size,
             max_num_seqs=config.max_num_seqs,
-            end_token_ids=tuple(TokenId(token) for token in end_token_ids if token < spec.vocab_size),
+            end_token_ids=tuple(TokenId(token) for token in end_token_ids if token < vocab_size),
             seed=config.seed,
         ),
         tokenizer=tokenizer,
@@ -100,16 +153,17 @@ def _put_together(
         cache=cache,
         device=device,
         max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+        step_timeout_s=config.step_timeout or math.inf,
+        max_losses_in_a_row=config.max_runner_losses,
     )
 
 
-def _find_model(name: str | None, report: Progress) -> "tuple[ModelSource, ModelSpec]":
+def _find_model(name: str | None, report: Progress) -> "ModelSource":
     """In a worker thread."""
     from ..model.source import resolve_source
-    from ..model.weights import read_spec
 
-    source = resolve_source(name, report)
-    return source, read_spec(source)
+    return resolve_source(name, report)
 
 
 def _load_tokenizer(source: "ModelSource") -> ChatTokenizer:
@@ -119,37 +173,67 @@ def _load_tokenizer(source: "ModelSource") -> ChatTokenizer:
     return load_tokenizer(source)
 
 
-def _make_runner(
+def _make_runner(config: EngineConfig, source: "ModelSource", report: Progress) -> tuple[Runner, Loaded]:
+    """In the device thread or the runner process: weights, then a KV cache in the memory that is left, then the runner
+    over both."""
+    from ..model.weights import read_spec
+
+    spec = read_spec(source)
+    max_model_len = resolve_max_model_len(config.max_model_len, model=spec.max_position_embeddings)
+    log.info("model %s: %s, %d layers, %d tokens", source.name, spec.architecture, spec.num_layers, max_model_len)
+    runner, size = _load(config, source, spec, max_model_len, report)
+    return runner, Loaded(vocab_size=spec.vocab_size, end_token_ids=spec.eos_token_ids, size=size)
+
+
+def _load(
     config: EngineConfig, source: "ModelSource", spec: "ModelSpec", max_model_len: int, report: Progress
 ) -> tuple[Runner, KVSize]:
-    """In the device thread: weights, then a KV cache in the memory that is left, then the runner over both."""
     import torch
 
     from ..model.dtype import resolve_dtype
+    from ..model.native.choose import choose_native
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = resolve_dtype(config.dtype, spec.torch_dtype, device)
+    native = choose_native(
+        spec,
+        device=device,
+        dtype=dtype,
+        block_size=config.block_size,
+        backend=config.attention_backend,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        progress=report,
+    )
+    if native is not None:
+        return _make_native_runner(config, source, spec, max_model_len, report, native)
+    return _make_torch_runner(config, source, spec, max_model_len, report, device, dtype)
+
+
+def _make_torch_runner(
+    config: EngineConfig,
+    source: "ModelSource",
+    spec: "ModelSpec",
+    max_model_len: int,
+    report: Progress,
+    device: "torch.device",
+    dtype: "torch.dtype",
+) -> tuple[Runner, KVSize]:
+    import torch
+
     from ..model.kv import KVTensors
     from ..model.llama import build_model
     from ..model.runner import ModelRunner
     from ..model.weights import read_weights
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(num_compute_threads(_num_cores(), torch.get_num_threads()))
-    dtype = resolve_dtype(config.dtype, spec.torch_dtype, device)
     weights = _counted(read_weights(source, spec), report)
     model = build_model(spec, weights, dtype=dtype, device=device, max_model_len=max_model_len)
     dtype_name = str(dtype).removeprefix("torch.")
     log.info("weights loaded as %s on %s, %d compute threads", dtype_name, device, torch.get_num_threads())
-    groups, layer_groups = kv_groups(spec)
-    size = size_kv_cache(
-        memory_bytes=_kv_memory_bytes(config, model),
-        num_layers=max(layer_groups.count(group) for group in range(len(groups))),
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        element_bytes=dtype.itemsize,
-        block_size=config.block_size,
-        max_model_len=max_model_len,
-        groups=groups,
-    )
+    memory_bytes = _kv_memory_bytes(config, model)
+    size, layer_groups = _size(config, spec, max_model_len, memory_bytes, spec.head_dim, dtype.itemsize)
     kv = KVTensors(
         spec,
         num_blocks=size.num_blocks,
@@ -159,6 +243,64 @@ def _make_runner(
         layer_groups=layer_groups,
     )
     return ModelRunner(model, kv=kv, attention_backend=config.attention_backend), size
+
+
+def _make_native_runner(
+    config: EngineConfig,
+    source: "ModelSource",
+    spec: "ModelSpec",
+    max_model_len: int,
+    report: Progress,
+    native: "NativeChoice",
+) -> tuple[Runner, KVSize]:
+    import torch
+
+    from ..model.memory import default_kv_bytes
+    from ..model.native.kv import NativeKV, element_width
+    from ..model.native.weights import pack_model
+    from ..model.runner import ModelRunner
+    from ..model.weights import read_weights
+
+    # The kernels have threads of their own: two teams that spin would wait for each other's time slices.
+    torch.set_num_threads(1)
+    num_threads = int(os.environ.get("OMP_NUM_THREADS") or _num_cores())
+    native.library.resize_pool(num_threads)
+    weights = _counted(read_weights(source, spec), report)
+    model = pack_model(native.library, spec, weights, format=native.weights, max_model_len=max_model_len)
+    log.info(
+        "weights loaded as %s (%d MiB) for native kernels (%s), up to %d threads",
+        *(native.weights.name.lower(), model.num_bytes >> 20, native.library.description, num_threads),
+    )
+    memory_bytes = config.kv_cache_memory or default_kv_bytes()
+    width, element_bytes = element_width(native.kv, spec.head_dim)
+    size, layer_groups = _size(config, spec, max_model_len, memory_bytes, width, element_bytes)
+    kv = NativeKV(
+        native.library,
+        spec,
+        num_blocks=size.num_blocks,
+        block_size=size.block_size,
+        format=native.kv,
+        layer_groups=layer_groups,
+    )
+    return ModelRunner(model, kv=kv, num_threads=num_threads), size
+
+
+def _size(
+    config: EngineConfig, spec: "ModelSpec", max_model_len: int, memory_bytes: int, head_dim: int, element_bytes: int
+) -> tuple[KVSize, tuple[int, ...]]:
+    """The cache's size, and the group of each layer."""
+    groups, layer_groups = kv_groups(spec)
+    size = size_kv_cache(
+        memory_bytes=memory_bytes,
+        num_layers=max(layer_groups.count(group) for group in range(len(groups))),
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=head_dim,
+        element_bytes=element_bytes,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        groups=groups,
+    )
+    return size, layer_groups
 
 
 def num_compute_threads(num_cores: int, default: int) -> int:

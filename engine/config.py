@@ -19,6 +19,15 @@ def _at_least(low: int):  # type: ignore[no-untyped-def]
     return check
 
 
+def _one_of(*names: str):  # type: ignore[no-untyped-def]
+    def check(_: object, attribute: "attrs.Attribute[Any]", value: str) -> None:
+        if value not in names:
+            flag = "--" + attribute.name.replace("_", "-")
+            raise ConfigurationError(f"{flag} must be one of {', '.join(names)}, not {value!r}.")
+
+    return check
+
+
 @attrs.frozen(kw_only=True)
 class EngineConfig:
     """How to load a model and how to run it."""
@@ -51,14 +60,20 @@ class EngineConfig:
     max_num_queued_tokens: int = attrs.field(default=0, validator=_at_least(0))
     """Most prompt tokens waiting for admission, estimated before they are tokenized; 0 sets no limit."""
     runner: Literal["thread", "process"] = "thread"
-    """Where the model runs: in a thread of this process, or in a process of its own, which may crash and is replaced."""
+    """Where the model runs: in a thread of this process, or in a process of its own, which is replaced when it dies."""
     step_timeout: float = attrs.field(default=60.0, validator=_at_least(0))
-    """Seconds after which a step that has not landed makes /health say so, and a runner process is replaced; 0: never.
-    """
+    """Seconds after which a step that has not landed turns /health and has a runner process replaced; 0: never."""
     max_runner_losses: int = attrs.field(default=3, validator=_at_least(0))
     """How often in a row a runner process is replaced; the next loss ends the engine."""
+    quantization: Literal["none", "int8", "int4"] = attrs.field(
+        default="none", validator=_one_of("none", "int8", "int4")
+    )
+    """Weights of fewer bits, on a CPU: int8 by output channel; int4 in groups of 32, beside int8 for larger batches. A
+    GGUF file's own 4-bit weights stay as they are with int4."""
+    kv_cache_dtype: Literal["auto", "int8"] = attrs.field(default="auto", validator=_one_of("auto", "int8"))
+    """The type of the KV cache: auto is --dtype; int8 has a scale for each token and head, on a CPU."""
     attention_backend: str | None = None
-    """A name from the registry of attention backends; None chooses by platform."""
+    """A name from the registry of attention backends; None chooses by platform. On a CPU, native runs whole steps."""
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""
 

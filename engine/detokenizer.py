@@ -119,13 +119,15 @@ class Detokenizer:
             self._registry.move(request, Stage.ENDED, now)
         if finished.reason is FinishReason.ERROR and not request.mailbox.finished:
             request.mailbox.fail(RequestFailed(finished.message or UNSAID))
+        if finished.never_admitted and not request.mailbox.finished:
+            request.mailbox.fail(self._registry.not_admitted(request, now))
         self._end(request, reading.answers[finished.choice], finished)
         if finished.last:
             # Before the prompt is computed a request has one sequence: what ends that ends all its answers.
             for answer in reading.answers:
                 if not answer.ended:
                     self._end(request, answer, attrs.evolve(finished, num_output_tokens=0))
-            self._observe(reading, now)
+            self._observe(reading, finished, now)
 
     def _end(self, request: OpenRequest, answer: Answer, finished: Finished) -> None:
         if not request.mailbox.closed:
@@ -133,7 +135,7 @@ class Detokenizer:
                 answer.flush()
             except Exception as error:
                 self._break(request, error)
-        answer.finish(finished)
+        answer.finish(finished, aborted_by=request.aborted_by)
 
     def _break(self, request: OpenRequest, error: Exception) -> None:
         """The request fails: its reader learns it now, the scheduler at the next step boundary."""
@@ -143,9 +145,9 @@ class Detokenizer:
             request.aborted = True
             self._scheduler_inbox.put(Abort(request=request.id, reason=FinishReason.ERROR, message=DECODER_BROKE))
 
-    def _observe(self, reading: _Reading, now: float) -> None:
+    def _observe(self, reading: _Reading, finished: Finished, now: float) -> None:
         request = reading.request
-        failed = request.mailbox.failed
+        failed = request.mailbox.failed and not finished.never_admitted
         admitted_time = request.admitted_time if request.admitted_time is not None else now
         self._observer.finished(
             FinishReason.ERROR if failed else reading.answers[0].reason,

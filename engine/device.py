@@ -1,4 +1,7 @@
-"""The threads of the engine: the device's, and a portal's. The only file that touches threading and queue.
+"""What carries plans to the model: the protocol, and the threads of the engine, which nobody else touches.
+
+`Device` is what the scheduler loop sees of a carrier; `ThreadDevice` is the one in this process, `ProcessDevice` (in
+device_process.py) the one in a process of its own.
 
 `ThreadDevice`: torch keeps state per thread, so one long-lived thread loads the model and runs every
 step: one `trio.to_thread.run_sync` in the engine's nursery, fed by a `SimpleQueue`, answering through
@@ -12,6 +15,7 @@ step: one `trio.to_thread.run_sync` in the engine's nursery, fed by a `SimpleQue
 
 import queue
 import threading
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -30,13 +34,48 @@ R = TypeVar("R")
 
 
 class Runner(Protocol):
-    """Carries out plans, in their order. Synchronous; made and used in the device thread alone."""
+    """Carries out plans, in their order. Synchronous; made and used in one thread."""
 
     def execute(self, plan: StepPlan, /) -> StepResult: ...
 
+    def reset(self) -> None:
+        """Forget the batch, as if new; what the KV blocks hold stays. The next plan may have any number. Raises if the
+        device no longer computes."""
+
 
 class DeviceFailed(TrioletError):
-    """A step raised on the device; `__cause__` says what. What the device holds can no longer be relied on."""
+    """A step raised on the device, which has to be restored: it takes no plan until then. The message names the type of
+    what was raised and is fit for clients; where that happened in this process, `__cause__` is the error itself."""
+
+    def __init__(self, kind: str, *, out_of_memory: bool = False, what: str = "a step on the device failed") -> None:
+        super().__init__(f"{what} ({kind})")
+        self.kind = kind
+        """The name of the error's type."""
+        self.out_of_memory = out_of_memory
+
+    @classmethod
+    def by(cls, error: Exception, **rest: str) -> "DeviceFailed":
+        """What is to be said of an error; the tensors of its frames are let go."""
+        traceback.clear_frames(error.__traceback__)
+        failed = cls(type(error).__name__, out_of_memory=is_out_of_memory(error), **rest)
+        failed.__cause__ = error
+        return failed
+
+
+class DeviceLost(DeviceFailed):
+    """The device is gone with all that it held."""
+
+    def __init__(self, epitaph: str) -> None:
+        super().__init__(epitaph, what="the runner process is gone")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller step might have gone well. Torch has a type of error for its GPUs, and a text for the CPU."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    )
 
 
 class Device(Protocol):
@@ -47,7 +86,15 @@ class Device(Protocol):
 
     async def receive(self) -> StepResult:
         """The result of the oldest plan that has none yet. A checkpoint in any case; cancelled, nothing is lost.
-        Raises DeviceFailed for a step that raised."""
+        Raises DeviceFailed for a step that raised: the plans behind it are dropped, until `restore`."""
+
+    async def restore(self) -> bool:
+        """After `receive` has raised: make the device ready for a first plan. True: what had been computed before is
+        still in its blocks; False: it is a new one. Raises DeviceFailed when it does not answer, and DeviceLost when
+        another try, with a new device, is worth it."""
+
+    def give_up(self) -> None:
+        """A step takes too long. A carrier that can end it does, and `receive` raises DeviceLost; any other goes on."""
 
 
 @attrs.frozen
@@ -67,7 +114,9 @@ class ThreadDevice:
         self._answers: deque[outcome.Outcome[object]] = deque()
         self._spot = ParkingSpot()
         self._closed = False
-        self._runner: Runner | None = None  # the device thread's own
+        # The device thread's own:
+        self._runner: Runner | None = None
+        self._broken = False
 
     async def run(self) -> None:
         """The thread's life. Ends after `close`, and not before, even when cancelled."""
@@ -92,12 +141,17 @@ class ThreadDevice:
         self._jobs.put(plan)
 
     async def receive(self) -> StepResult:
-        try:
-            result = await self._receive()
-        except Exception as error:
-            raise DeviceFailed("A step failed on the device.") from error
+        result = await self._receive()
         assert isinstance(result, StepResult)
         return result
+
+    async def restore(self) -> bool:
+        self._jobs.put(self._reset)
+        await self._receive()
+        return True
+
+    def give_up(self) -> None:
+        """A thread cannot be ended: its step lands or it does not."""
 
     def close(self) -> None:
         """Let the thread end after what it has been sent. Idempotent, never blocks."""
@@ -123,13 +177,27 @@ class ThreadDevice:
             if isinstance(job, _Stop):
                 self._runner = None  # its memory goes in the thread that made it
                 return
+            if isinstance(job, StepPlan) and self._broken:
+                continue
             answer = outcome.capture(job) if callable(job) else outcome.capture(self._execute, job)
             token.run_sync_soon(self._deliver, answer)
 
     def _execute(self, plan: StepPlan) -> StepResult:
         if self._runner is None:
             raise AssertionError("a plan came before the runner was made")
-        return self._runner.execute(plan)
+        try:
+            return self._runner.execute(plan)
+        except Exception as error:
+            self._broken = True
+            raise DeviceFailed.by(error) from error
+
+    def _reset(self) -> None:
+        assert self._runner is not None
+        try:
+            self._runner.reset()
+        except Exception as error:
+            raise DeviceFailed.by(error, what="the device does not answer") from error
+        self._broken = False
 
 
 class Portal(Generic[T]):

@@ -5,6 +5,7 @@ Imports trio. An Engine is made by `open_engine` and is good inside that scope. 
 scheduler's inbox. No await is needed to clean up, so nothing can cut the clean-up short.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,16 +17,18 @@ import attrs
 import trio
 
 from .core.errors import EngineDead
+from .core.events import FinishReason
 from .core.ids import TokenId
 from .core.params import SamplingParams
 from .core.request import Request
 from .inbox import Inbox
+from .mailbox import End
 from .messages import Abort, DetokenizerMessage, Opened, SchedulerMessage, Submit
 from .options import DEFAULT_OPTIONS, RequestOptions
-from .prompt import Prompt, as_prompt, check_length, fit_params, prompt_param
+from .prompt import Prompt, as_prompt, check_length, estimate_num_tokens, fit_params, prompt_param
 from .registry import OpenRequest, Registry, Stage
 from .stats import EngineStats
-from .stream import RequestStream
+from .stream import SUPERSEDED, RequestStream
 from .tokenizer import TokenizerClient
 
 
@@ -55,6 +58,7 @@ class Engine:
         scheduler_inbox: Inbox[SchedulerMessage],
         detokenizer_inbox: Inbox[DetokenizerMessage],
         read_stats: Callable[[], EngineStats],
+        read_stuck: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.tokenizer = tokenizer
@@ -63,6 +67,7 @@ class Engine:
         self._scheduler_inbox = scheduler_inbox
         self._detokenizer_inbox = detokenizer_inbox
         self._read_stats = read_stats
+        self._read_stuck = read_stuck
         self._clock = clock
         self._seeds = random.Random(facts.seed)
         self._death: tuple[str, BaseException | None] | None = None
@@ -83,8 +88,9 @@ class Engine:
 
     @property
     def health(self) -> str | None:
-        """None while the engine works, else the reason why it does not."""
-        return None if self._death is None else self._death[0]
+        """None while the engine works, else the reason why it does not: it is dead, or a step hangs (then the reason
+        says which shapes were in it, and goes when the step lands or the device has been replaced)."""
+        return self._read_stuck() if self._death is None else self._death[0]
 
     def stats(self) -> EngineStats:
         return self._read_stats()
@@ -102,20 +108,48 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """End an open request by the name its client knows, from anywhere: its reader gets the text so far and the
-        finish reason `abort`. False: there is no such request, or it is still being tokenized, or it has ended."""
+        finish reason `abort`. False: there is no such request, or it has ended."""
         request = self._registry.named(request_id)
-        if request is None or request.aborted or request.stage in (Stage.TOKENIZING, Stage.ENDED):
-            return False
-        request.aborted = True
-        self._scheduler_inbox.put(Abort(request=request.id))
-        return True
+        return request is not None and self._abort(request)
 
     # For Generation and the supervisor.
 
-    def _enter(self, request_id: str | None, num_choices: int) -> OpenRequest:
+    def _enter(self, request_id: str | None, prompt: Prompt, num_choices: int, options: RequestOptions) -> OpenRequest:
         if self._death is not None:
             raise self._dead()
-        return self._registry.enter(request_id, self._clock(), num_choices=num_choices)
+        now = self._clock()
+        request = self._registry.enter(request_id, now, num_choices=num_choices, num_tokens=estimate_num_tokens(prompt))
+        if options.supersede_key is not None:
+            older = self._registry.supersede(request, options.supersede_key)
+            if older is not None:
+                self._abort(older, by=SUPERSEDED)
+        request.tokenizing.deadline = min(_moment(options.deadline), _admit_by(request, options))
+        return request
+
+    def _abort(self, request: OpenRequest, *, by: str | None = None) -> bool:
+        """The reader stays and is told."""
+        if request.aborted or request.stage is Stage.ENDED:
+            return False
+        request.aborted, request.aborted_by = True, by
+        if request.stage is Stage.TOKENIZING:
+            request.tokenizing.cancel()
+        else:
+            self._scheduler_inbox.put(Abort(request=request.id))
+        return True
+
+    def _end_before_submit(self, request: OpenRequest, num_choices: int, options: RequestOptions) -> None:
+        """It was aborted, or its time is over, while it was tokenized: the scheduler never hears of it."""
+        if self._death is not None:
+            raise self._dead()
+        now = self._clock()
+        if not request.aborted and _admit_by(request, options) <= _moment(options.deadline):
+            raise self._registry.not_admitted(request, now)
+        end = End(
+            reason=FinishReason.ABORT if request.aborted else FinishReason.TIMEOUT, stop_reason=request.aborted_by
+        )
+        for choice in range(num_choices):
+            request.mailbox.finish(end, choice)
+        self._registry.move(request, Stage.ENDED, now)
 
     def _submit(
         self,
@@ -138,7 +172,7 @@ class Engine:
         )
         decoders = tuple(self.tokenizer.incremental(token_ids) for _ in range(params.n))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64) - 2**63
-        request.num_prompt_tokens = len(token_ids)
+        self._registry.count_tokens(request, len(token_ids))
         self._registry.move(request, Stage.WAITING, self._clock())
         self._detokenizer_inbox.put(Opened(request=request, params=params, decoders=decoders))
         self._scheduler_inbox.put(
@@ -153,6 +187,7 @@ class Engine:
                     priority=options.priority,
                     fairness_key=options.fairness_key,
                     deadline=options.deadline,
+                    admit_by=None if options.max_queue_time_s is None else _admit_by(request, options),
                     extra_keys=options.extra_keys,
                 )
             )
@@ -178,12 +213,24 @@ class Engine:
         return error
 
 
+def _moment(moment: float | None) -> float:
+    return math.inf if moment is None else moment
+
+
+def _admit_by(request: OpenRequest, options: RequestOptions) -> float:
+    return request.arrival_time + _moment(options.max_queue_time_s)
+
+
 class Generation(AbstractAsyncContextManager[RequestStream]):
     """The scope of one request.
 
-    Entering it refuses a full queue at once (Overloaded), tokenizes (InvalidRequest, RequestFailed), checks lengths
-    (PromptTooLong), hands the request to the scheduler, and gives the stream; a dead engine raises EngineDead.
-    Cancelled while entering, nothing is left of the request. Leaving is synchronous: no checkpoint, no waiting.
+    Entering it refuses a full queue at once (Overloaded), takes the place of an older request of the same
+    `supersede_key`, tokenizes (InvalidRequest, RequestFailed), checks lengths (PromptTooLong), hands the request to the
+    scheduler, and gives the stream; a dead engine raises EngineDead.
+
+    A request that is aborted, or whose deadline comes, while it is tokenized gives a stream that has ended and knows no
+    prompt tokens; if its time in the queue is over by then, entering raises Overloaded. Cancelled while entering,
+    nothing is left of the request. Leaving is synchronous: no checkpoint, no waiting.
     """
 
     def __init__(
@@ -205,9 +252,14 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
         if self._request is not None:
             raise RuntimeError("a request's scope is entered once")
         engine = self._engine
-        self._request = request = engine._enter(self._request_id, self._params.n)
+        self._request = request = engine._enter(self._request_id, self._prompt, self._params.n, self._options)
+        token_ids: tuple[int, ...] = ()
         try:
-            token_ids = await engine.tokenizer.encode(self._prompt)
+            with request.tokenizing:
+                token_ids = await engine.tokenizer.encode(self._prompt)
+            if request.tokenizing.cancel_called:
+                engine._end_before_submit(request, self._params.n, self._options)
+                return RequestStream(request, ())
             engine._submit(request, token_ids, self._params, self._options, prompt_param(self._prompt))
         except BaseException:
             engine._leave(request)

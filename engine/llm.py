@@ -70,18 +70,19 @@ Job = tuple[Prompt, SamplingParams]
 
 
 class LLM:
-    """A loaded model. Made with the fields of `EngineConfig`; raises StartError when it cannot start.
+    """A loaded model. Made with the fields of `EngineConfig`; raises StartError when it cannot start. With
+    `runner="process"` the model lives in a process of its own, and a crash of that costs time, not answers.
 
     Its methods may be called from several threads. Ctrl-C ends the requests of the call that it interrupts, and leaves
     the engine usable. Close it, or use it in a `with`; the end of the process closes it too.
     """
 
     def __init__(self, model: str | None = None, *, progress: bool = True, **fields: Any) -> None:
-        config = EngineConfig(model=model, **fields)
+        config = attrs.evolve(EngineConfig(model=model, **fields), max_num_queued_tokens=0)
         with loading_bars() if progress else nullcontext() as report:
             self._portal = Portal(partial(open_engine, config, progress=report))
         self._close = weakref.finalize(self, self._portal.close)
-        # A request beyond these would be refused: the others wait their turn here.
+        # A request beyond these would be refused: the others wait their turn here, so the tokens need no bound.
         self._turns = trio.Semaphore(config.max_num_queued_reqs)
 
     def generate(

@@ -78,6 +78,11 @@ class Mailbox:
     def failed(self) -> bool:
         return self._failure is not None
 
+    @property
+    def failure(self) -> TrioletError | None:
+        """What `fail` was given."""
+        return self._failure
+
     def put(self, text: str, token_ids: tuple[int, ...], choice: int = 0) -> None:
         """Add what is new. The reader wakes for text only: tokens whose text is held back come with the next text."""
         slot = self._open_slot(choice)

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager, contextmanager
 import trio
 
 from .assembly import Assembly, EngineParts
-from .build import Progress, build
+from .build import Progress, build, make_device
 from .config import EngineConfig
 from .core.errors import EngineDead
-from .device import DeviceFailed, ThreadDevice
+from .device import DeviceFailed
 from .engine import Engine
 from .observer import Observer
 
@@ -37,7 +37,7 @@ async def open_engine(
     """
     with _one_error():
         async with trio.open_nursery() as nursery:
-            device = ThreadDevice()
+            device = make_device(config, progress)
             nursery.start_soon(device.run)
             try:
                 parts = await build(config, device, progress)
@@ -87,9 +87,8 @@ class _ActorDied(Exception):
     """Which actor, and a reason that is fit for clients: types, no texts, no paths."""
 
     def __init__(self, name: str, cause: Exception) -> None:
-        inner = cause.__cause__ if isinstance(cause, DeviceFailed) and cause.__cause__ is not None else cause
-        where = "a step on the device" if isinstance(cause, DeviceFailed) else f"the {name}"
-        self.reason = f"The engine has stopped: {where} failed ({type(inner).__name__})."
+        what = cause.message if isinstance(cause, DeviceFailed) else f"the {name} failed ({type(cause).__name__})"
+        self.reason = f"The engine has stopped: {what}."
         super().__init__(self.reason)
 
 

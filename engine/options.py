@@ -8,15 +8,20 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class RequestOptions:
-    """Passed on to the scheduler as it is."""
+    """Where a time is given, it is in seconds."""
 
     priority: int = 0
     """Lower is served first, under the priority policy."""
     fairness_key: str = ""
     """Whose share of the tokens it counts to, under the fair policy."""
     deadline: float | None = None
-    """When it is ended with reason `timeout`, whatever it is doing: a moment of the trio clock. One that passes while
-    the prompt is tokenized ends the request right after."""
+    """When it is ended with reason `timeout`, whatever it is doing, tokenizing included: a moment of the trio clock."""
+    max_queue_time_s: float | None = None
+    """It must have been admitted this long after its arrival. Otherwise it ends as an error, Overloaded: it says when
+    to come back; nothing has been computed for it."""
+    supersede_key: str | None = None
+    """A newer request of the same key takes this one's place: this one ends with reason `abort` and stop reason
+    `superseded`. A newer one that is refused takes nobody's place."""
     extra_keys: tuple[str | int | bytes, ...] = ()
     """Joined into the prefix hash: only requests with equal keys share cached blocks."""
 

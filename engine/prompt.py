@@ -37,6 +37,21 @@ def _messages(value: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ..
     return tuple(value)
 
 
+RESERVED_KWARGS = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "self")
+)
+"""Variables of a template that have a field of their own."""
+
+
+def _check_kwargs(_: object, __: object, value: Mapping[str, Any]) -> None:
+    for name in value:
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_") or name in RESERVED_KWARGS:
+            raise InvalidRequest(
+                f"chat_template_kwargs cannot set {str(name)[:64]!r}: it is no name, or has a field of its own.",
+                param="chat_template_kwargs",
+            )
+
+
 @attrs.frozen(kw_only=True)
 class ChatPrompt:
     """A conversation, for the model's chat template to render."""
@@ -44,8 +59,10 @@ class ChatPrompt:
     messages: tuple[Mapping[str, Any], ...] = attrs.field(converter=_messages)
     add_generation_prompt: bool = True
     """End with the opening of the assistant's turn."""
-    template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
-    """Further variables of the template."""
+    template_kwargs: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_kwargs)
+    """Further variables of the template. Raises InvalidRequest for a name that is not free."""
+    chat_template: str | None = None
+    """A template of its own, in place of the model's: rendered in another process, within limits."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -77,9 +94,21 @@ def num_characters(prompt: Prompt) -> int:
         case TokenPrompt():
             return 0
         case ChatPrompt():
-            return sum(len(text) for message in prompt.messages for text in _texts(message))
+            values = (*prompt.messages, prompt.template_kwargs)
+            return sum(len(text) for value in values for text in _texts(value))
         case _:
             assert_never(prompt)
+
+
+CHARACTERS_PER_TOKEN = 4
+"""In English prose, about. Other scripts have fewer."""
+
+
+def estimate_num_tokens(prompt: Prompt) -> int:
+    """About how many tokens it will have: known for tokens, guessed from the characters otherwise. At least 1."""
+    if isinstance(prompt, TokenPrompt):
+        return max(1, len(prompt.token_ids))
+    return 1 + num_characters(prompt) // CHARACTERS_PER_TOKEN
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 import attrs
+import trio
 
 from .core.errors import InvalidRequest, Overloaded, TrioletError
 from .core.ids import RequestId
@@ -31,6 +32,9 @@ class Stage(enum.Enum):
     ENDED = "ended"
 
 
+QUEUED = frozenset({Stage.TOKENIZING, Stage.WAITING})
+
+
 @attrs.define(kw_only=True, eq=False)
 class OpenRequest:
     """One request between its coming in and its terminal event, or its reader's leaving if that is later."""
@@ -42,9 +46,17 @@ class OpenRequest:
     arrival_time: float
     mailbox: Mailbox
     stage: Stage = Stage.TOKENIZING
+    supersede_key: str | None = None
     aborted: bool = False
     """The scheduler has been told to end it, or will never hear of it."""
+    aborted_by: str | None = None
+    """What its reader is told as the stop reason of an abort."""
+    tokenizing: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """Cancelled, the request ends before it is submitted; `aborted` says whether on somebody's order."""
+    moved: ParkingSpot = attrs.field(factory=ParkingSpot)
+    """Woken whenever its stage changes."""
     num_prompt_tokens: int = 0
+    """An estimate until it has been tokenized."""
     num_cached_tokens: int = 0
     admitted_time: float | None = None
 
@@ -54,14 +66,18 @@ class Registry:
 
     At most `max_queued` requests are tokenizing or waiting, and at most `max_queued + max_running` are open at all:
     what is preempted beyond `max_running` counts as queued. A request whose reader has left counts until its terminal
-    event, so that a storm of cancellations cannot fill the inboxes.
+    event, so that a storm of cancellations cannot fill the inboxes. Those that are queued have at most
+    `max_queued_tokens` prompt tokens, or one of them has all.
     """
 
-    def __init__(self, *, max_queued: int, max_running: int) -> None:
+    def __init__(self, *, max_queued: int, max_running: int, max_queued_tokens: float = math.inf) -> None:
         self._max_queued = max_queued
+        self._max_queued_tokens = max_queued_tokens
+        self._num_queued_tokens = 0
         self._max_open = max_queued + max_running
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._by_name: dict[str, OpenRequest] = {}
+        self._by_key: dict[str, OpenRequest] = {}
         self._counts = dict.fromkeys(Stage, 0)
         self._num_arrivals = 0
         self._ended_times: deque[float] = deque(maxlen=64)
@@ -87,6 +103,11 @@ class Registry:
         return self._counts[Stage.TOKENIZING] + self._counts[Stage.WAITING]
 
     @property
+    def num_queued_tokens(self) -> int:
+        """The prompt tokens of the requests that are queued."""
+        return self._num_queued_tokens
+
+    @property
     def num_scopes(self) -> int:
         """Requests whose reader has not left."""
         return len(self._by_name)
@@ -99,12 +120,13 @@ class Registry:
         """The request that a client calls so, if its scope is open."""
         return self._by_name.get(name)
 
-    def enter(self, name: str | None, now: float, *, num_choices: int = 1) -> OpenRequest:
-        """Let a request in. Raises Overloaded past the bounds, InvalidRequest for a name that is in use."""
+    def enter(self, name: str | None, now: float, *, num_choices: int = 1, num_tokens: int = 1) -> OpenRequest:
+        """Let a request of about `num_tokens` prompt tokens in. Raises Overloaded past the bounds, InvalidRequest for a
+        name that is in use."""
         if self.num_queued >= self._max_queued or self.num_open >= self._max_open:
-            raise Overloaded(
-                f"The queue is full: {self.num_queued} requests are waiting.", retry_after_s=self._retry_after_s(now)
-            )
+            raise self._overloaded(f"The queue is full: {self.num_queued} requests are waiting.", now)
+        if self.num_queued and self._num_queued_tokens + num_tokens > self._max_queued_tokens:
+            raise self._overloaded(f"The queue is full: {self._num_queued_tokens} prompt tokens are waiting.", now)
         self._num_arrivals += 1
         if name is None:
             name = f"request-{self._num_arrivals}"
@@ -114,15 +136,33 @@ class Registry:
         request_id = RequestId(name)
         if request_id in self._by_id:
             request_id = RequestId(f"{name}~{self._num_arrivals}")
-        request = OpenRequest(id=request_id, name=name, arrival_time=now, mailbox=Mailbox(num_choices))
+        request = OpenRequest(
+            id=request_id, name=name, arrival_time=now, mailbox=Mailbox(num_choices), num_prompt_tokens=num_tokens
+        )
+        self._num_queued_tokens += num_tokens
         self._by_id[request_id] = self._by_name[name] = request
         self._counts[request.stage] += 1
         return request
 
+    def supersede(self, request: OpenRequest, key: str) -> OpenRequest | None:
+        """From now on `key` means this request; who was meant before, if its scope is open."""
+        older = self._by_key.get(key)
+        request.supersede_key = key
+        self._by_key[key] = request
+        return older
+
+    def count_tokens(self, request: OpenRequest, num_tokens: int) -> None:
+        """A request that is being tokenized has so many prompt tokens."""
+        self._num_queued_tokens += num_tokens - request.num_prompt_tokens
+        request.num_prompt_tokens = num_tokens
+
     def move(self, request: OpenRequest, stage: Stage, now: float) -> None:
         """A request has got further. Once ENDED it no longer counts, and is known by its scope's name alone."""
         self._counts[request.stage] -= 1
+        if request.stage in QUEUED and stage not in QUEUED:
+            self._num_queued_tokens -= request.num_prompt_tokens
         request.stage = stage
+        request.moved.wake()
         if stage is Stage.ENDED:
             del self._by_id[request.id]
             self._ended_times.append(now)
@@ -135,6 +175,8 @@ class Registry:
             return False
         request.mailbox.close()
         del self._by_name[request.name]
+        if request.supersede_key is not None and self._by_key[request.supersede_key] is request:
+            del self._by_key[request.supersede_key]
         if not self._by_name:
             self._all_left.wake()
         if request.stage is Stage.TOKENIZING:
@@ -155,6 +197,13 @@ class Registry:
         """Return once no scope is open."""
         while self._by_name:
             await self._all_left.wait()
+
+    def not_admitted(self, request: OpenRequest, now: float) -> Overloaded:
+        """What is said to a request whose time in the queue is over."""
+        return self._overloaded(f"The request was not admitted within {now - request.arrival_time:.3g} s.", now)
+
+    def _overloaded(self, message: str, now: float) -> Overloaded:
+        return Overloaded(message, retry_after_s=self._retry_after_s(now))
 
     def _retry_after_s(self, now: float) -> int:
         """When the queue as it is now would have been served, at the rate of the last 64 ends."""

@@ -34,9 +34,15 @@ class EngineStats:
     steps: int
     """Counter, in steps."""
     scheduled_tokens: int
+    queued_tokens: int = 0
+    """Prompt tokens of the requests that wait for their first admission; estimated while they are being tokenized."""
+    runner_restarts: int = 0
+    """Counter, in runner processes that took the place of a lost one."""
 
 
-def read_stats(scheduler: Scheduler, cache: KVCacheManager, registry: Registry, *, num_submitted: int) -> EngineStats:
+def read_stats(
+    scheduler: Scheduler, cache: KVCacheManager, registry: Registry, *, num_submitted: int, num_restarts: int
+) -> EngineStats:
     """`num_submitted`: requests handed over that the scheduler has not seen yet."""
     counters = scheduler.stats
     return EngineStats(
@@ -53,4 +59,6 @@ def read_stats(scheduler: Scheduler, cache: KVCacheManager, registry: Registry, 
         generation_tokens=counters.generation_tokens,
         steps=counters.num_steps,
         scheduled_tokens=counters.num_scheduled_tokens,
+        queued_tokens=registry.num_queued_tokens,
+        runner_restarts=num_restarts,
     )

@@ -7,9 +7,14 @@ stream (`Engine.generate`), not to the stream.
 from collections.abc import AsyncIterator
 
 import attrs
+import trio
 
+from .core.errors import Overloaded
 from .core.events import FinishReason
-from .registry import OpenRequest
+from .registry import QUEUED, OpenRequest
+
+SUPERSEDED = "superseded"
+"""A stop reason."""
 
 
 @attrs.frozen(kw_only=True)
@@ -25,7 +30,8 @@ class Output:
     finish_reason: FinishReason | None
     """Set on an answer's last output, and only there."""
     stop_reason: int | str | None
-    """The stop token or stop string that ended the answer, where one did."""
+    """The stop token or stop string that ended the answer, where one did; SUPERSEDED for a request whose place a newer
+    one took (`RequestOptions.supersede_key`)."""
     num_prompt_tokens: int
     num_cached_tokens: int
     """Prompt tokens that the prefix cache spared."""
@@ -40,7 +46,8 @@ class RequestStream(AsyncIterator[Output]):
 
     Each output belongs to one answer (`choice`); an answer ends with the output that has a `finish_reason`, and the
     iteration ends after the last answer. When the request ends as an error, what there is of the text comes first, then
-    RequestFailed (this request broke) or EngineDead is raised. Each step is a checkpoint; a cancelled one loses
+    RequestFailed (this request broke) or EngineDead is raised; Overloaded, before any text, if it was not admitted
+    within `RequestOptions.max_queue_time_s`. Each step is a checkpoint; a cancelled one loses
     nothing. Outside of the request's scope it raises `trio.ClosedResourceError`.
     """
 
@@ -57,6 +64,19 @@ class RequestStream(AsyncIterator[Output]):
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    async def admitted(self) -> None:
+        """Return once the request has been admitted, or has ended: whoever answers with a status knows it then.
+
+        Raises Overloaded if it was not admitted within `RequestOptions.max_queue_time_s`. Takes nothing; a checkpoint,
+        for one task at a time.
+        """
+        await trio.lowlevel.checkpoint()
+        while self._request.stage in QUEUED:
+            await self._request.moved.wait()
+        failure = self._request.mailbox.failure
+        if isinstance(failure, Overloaded):
+            raise failure
 
     async def __anext__(self) -> Output:
         delta = await self._request.mailbox.take()

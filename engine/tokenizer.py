@@ -7,6 +7,7 @@ meantime, and requests that wait for it are bounded by the queue (`Registry`).
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, assert_never
@@ -15,11 +16,15 @@ import trio
 
 from .core.errors import InvalidRequest, RequestFailed, TrioletError
 from .prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt, check_token_ids, num_characters, prompt_param
+from .template_process import TemplateProcesses
 
 log = logging.getLogger(__name__)
 
 LONG_PROMPT_CHARACTERS = 4096
 """From here on a prompt is tokenized in a worker thread: some 2 ms of work, against some 0.1 ms for the way there."""
+
+SLOW_S = 0.25
+"""A short conversation that holds the event loop this long shows a slow template: from then on it gets a thread."""
 
 WORKER_THREADS = 2
 """At most this many prompts are tokenized at a time: more would take cores from the device."""
@@ -46,6 +51,8 @@ class ChatTokenizer(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
     @property
     def has_chat_template(self) -> bool: ...
+    @property
+    def special_tokens(self) -> Mapping[str, Any]: ...
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
     def render(
@@ -62,6 +69,8 @@ class TokenizerClient:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._limiter = trio.CapacityLimiter(WORKER_THREADS)
+        self._processes = TemplateProcesses()
+        self._is_slow = False
 
     @property
     def vocab_size(self) -> int:
@@ -78,9 +87,19 @@ class TokenizerClient:
         checkpoint.
         Raises InvalidRequest, and RequestFailed where the tokenizer itself breaks.
         """
-        work = partial(self._encode, prompt)
-        if num_characters(prompt) < LONG_PROMPT_CHARACTERS:
-            return _blame_the_request(work)
+        if isinstance(prompt, ChatPrompt) and prompt.chat_template is not None:
+            text = await self._processes.render(prompt, self._tokenizer.special_tokens)
+            work = partial(self._encode_rendered, text)
+            size = len(text)
+        else:
+            work = partial(self._encode, prompt)
+            size = num_characters(prompt)
+        if size < LONG_PROMPT_CHARACTERS and not self._is_slow:
+            started_s = time.perf_counter()
+            try:
+                return _blame_the_request(work)
+            finally:
+                self._is_slow = isinstance(prompt, ChatPrompt) and time.perf_counter() - started_s > SLOW_S
         return await trio.to_thread.run_sync(_blame_the_request, work, abandon_on_cancel=True, limiter=self._limiter)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -96,6 +115,12 @@ class TokenizerClient:
         """Runs in any thread."""
         token_ids = tuple(self._tokenize(prompt))
         check_token_ids(token_ids, vocab_size=self._vocab_size, param=prompt_param(prompt))
+        return token_ids
+
+    def _encode_rendered(self, text: str) -> tuple[int, ...]:
+        """Runs in any thread."""
+        token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        check_token_ids(token_ids, vocab_size=self._vocab_size, param="messages")
         return token_ids
 
     def _tokenize(self, prompt: Prompt) -> Sequence[int]:

@@ -27,24 +27,43 @@ class ModelRunner:
     """Keeps the batch and carries out plans, in the order that `engine/core/plan.py` writes down."""
 
     def __init__(
-        self, model: LlamaModel | NativeModel, *, kv: KVTensors | NativeKV, attention_backend: str | None = None
+        self,
+        model: LlamaModel | NativeModel,
+        *,
+        kv: KVTensors | NativeKV,
+        attention_backend: str | None = None,
+        num_threads: int = 1,
     ) -> None:
         """A native model goes with a native cache, a torch model with tensors. `attention_backend` is a name of the
-        registry; None takes the best for the model's device.
+        registry; None takes the best for the model's device. `num_threads`: the most that native kernels use.
 
         Raises `ConfigurationError` for a name that is not known or cannot run here.
         """
         self.model = model
         self.kv = kv
-        self.forward = make_forward(model, kv, attention_backend)
+        self.forward = make_forward(model, kv, attention_backend, num_threads)
         self._batch = KeptBatch(num_groups=kv.num_groups, block_size=kv.block_size, num_blocks=kv.num_blocks)
-        self._step = 0
+        self._step: int | None = None
+
+    @torch.inference_mode()
+    def reset(self) -> None:
+        """Forget the batch, as if new: the next plan may have any number. What the KV blocks hold stays. A torch model
+        computes a token, to see that its device answers, and raises what that raises."""
+        self._batch = KeptBatch(
+            num_groups=self.kv.num_groups, block_size=self.kv.block_size, num_blocks=self.kv.num_blocks
+        )
+        self._step = None
+        if isinstance(self.model, LlamaModel):
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
+            zero = torch.zeros(1, dtype=torch.int64, device=self.model.device)
+            self.model.forward(zero, zero, lambda layer, q, k, v: q.contiguous(), zero).sum().item()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out one plan. Blocks until its tokens are known."""
         started = time.perf_counter()
-        if plan.step != self._step + 1:
+        if self._step is not None and plan.step != self._step + 1:
             raise AssertionError(f"step {plan.step} comes after step {self._step}")
         self._step = plan.step
         self._batch.apply(plan)

@@ -161,6 +161,10 @@ class MemoryDevice:
         self._write(lengths)
         return self._sample(plan.step, lengths)
 
+    def reset(self) -> None:
+        """Forget the batch; the memory stays."""
+        self.rows.clear()
+
     def _apply_writes(self, plan: StepPlan) -> None:
         columns = (plan.write_sequences, plan.write_groups, plan.write_indexes, plan.write_blocks)
         for sequence, group, index, block in zip(*columns, strict=True):

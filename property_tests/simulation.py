@@ -24,7 +24,7 @@ from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import StepPlan, StepResult, choice_seed
 from triolet.engine.core.policy import make_policy
 from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
-from triolet.engine.device import DeviceFailed
+from triolet.engine.device import DeviceFailed, DeviceLost
 from triolet.engine.engine import Engine, EngineFacts
 from triolet.engine.open import run_engine
 from triolet.engine.options import RequestOptions
@@ -55,7 +55,9 @@ class Scenario:
     max_num_batched_tokens: int = 32
     max_num_queued_reqs: int = 64
     device_fails_at: int | None = None
-    """The step at which the device raises."""
+    """The step at which the device raises, and no longer answers."""
+    device_faults: tuple[tuple[int, str], ...] = ()
+    """Steps at which the device is "lost", "raises" once, or is out of "memory" once."""
     decoder_fails_rate: float = 0.0
     """Requests whose text cannot be decoded."""
     cancel_first_at: int | None = None
@@ -114,8 +116,14 @@ class TracedDevice:
         self._scenario = scenario
         self._draw = draw
         self._cache = cache
-        self._sent: deque[StepPlan] = deque()
-        self._memory = MemoryDevice(
+        self._sent: deque[tuple[StepPlan, float]] = deque()
+        self._faults = dict(scenario.device_faults)
+        self._broken = False
+        self._memory: MemoryDevice | None = self._new_memory()
+
+    def _new_memory(self) -> MemoryDevice:
+        scenario = self._scenario
+        return MemoryDevice(
             num_blocks=scenario.num_blocks,
             block_size=scenario.block_size,
             vocab_size=VOCAB_SIZE,
@@ -124,7 +132,9 @@ class TracedDevice:
         )
 
     def send(self, plan: StepPlan) -> None:
-        self._sent.append(plan)
+        if not self._broken:
+            begins = max([trio.current_time(), *(ends for _, ends in self._sent)])
+            self._sent.append((plan, begins + self._draw.choice((0.0, 0.01, 0.05, 0.2))))
         scheduler = self.scheduler
         assert scheduler is not None
         self.lines.append(
@@ -134,11 +144,35 @@ class TracedDevice:
         )
 
     async def receive(self) -> StepResult:
-        await trio.sleep(self._draw.choice((0.0, 0.01, 0.05, 0.2)))
-        plan = self._sent.popleft()
-        if plan.step == self._scenario.device_fails_at:
-            raise DeviceFailed("A step failed on the device.") from OSError("planted")
+        await trio.sleep_until(self._sent[0][1])
+        plan, _ = self._sent.popleft()
+        fault = self._faults.pop(plan.step, None)
+        if plan.step == self._scenario.device_fails_at or fault is not None:
+            self._broken = True
+            self._sent.clear()
+            self.lines.append(f"step {plan.step} fails: {fault}")
+        if fault == "lost":
+            self._memory = None
+            raise DeviceLost("planted")
+        if self._broken:
+            error = MemoryError("planted") if fault == "memory" else OSError("planted")
+            raise DeviceFailed.by(error) from error
+        assert self._memory is not None
         return self._memory.execute(plan)
+
+    async def restore(self) -> bool:
+        await trio.sleep(self._draw.choice((0.0, 0.1, 5.0)))
+        if self._scenario.device_fails_at is not None:
+            raise DeviceFailed("OSError")
+        self._broken = False
+        if self._memory is None:
+            self._memory = self._new_memory()
+            return False
+        self._memory.reset()
+        return True
+
+    def give_up(self) -> None:
+        """It never hangs."""
 
 
 class BrokenDecoder:
@@ -255,7 +289,7 @@ class Simulation:
         except Overloaded:
             self.tally.refused += 1
         except RequestFailed:
-            assert broken, "only a planted fault fails a request"
+            assert broken or self.scenario.device_faults, "only a planted fault fails a request"
             self.tally.failed += 1
         except EngineDead:
             self.tally.dead += 1
@@ -316,7 +350,7 @@ def run(scenario: Scenario) -> Outcome:
     return Outcome(
         trace="\n".join(simulation.device.lines) + "\n",
         tally=simulation.tally,
-        num_steps=len(simulation.device.lines) - 2,
+        num_steps=sum("fails" not in line for line in simulation.device.lines[2:]),
         num_preemptions=simulation.scheduler.stats.num_preemptions,
         first_was_cancelled=simulation.canceller is not None and simulation.canceller.fired,
     )

@@ -5,7 +5,8 @@ Nothing here uses a thread or a real clock, so the whole engine runs on `MockClo
 
 import codecs
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -17,7 +18,7 @@ from triolet.engine.core.errors import InvalidRequest
 from triolet.engine.core.ids import TokenId
 from triolet.engine.core.plan import StepPlan, StepResult
 from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
-from triolet.engine.device import DeviceFailed
+from triolet.engine.device import DeviceFailed, DeviceLost
 from triolet.engine.engine import EngineFacts
 from triolet.kvcache.manager import KVCacheManager
 
@@ -36,26 +37,65 @@ class EchoMemory(MemoryDevice):
         return TokenId(row.tokens[said] if said < length else EOS)
 
 
-class SimulatedDevice:
-    """A step takes `step_s` of the trio clock. `fail_at` is the step that raises instead."""
+Fault = Exception | float
 
-    def __init__(self, runner: MemoryDevice, *, step_s: float = 1.0, fail_at: int | None = None) -> None:
-        self.runner = runner
+
+class SimulatedDevice:
+    """A step takes `step_s` of the trio clock, and a restore `restore_s`.
+
+    `faults` are by the step that they happen in, once: an exception to be raised (DeviceLost: its memory is gone), or
+    seconds to hang, before which it can be given up if it is `replaceable`. One that does not recover fails in restore.
+    """
+
+    def __init__(self, make_runner: Callable[[], MemoryDevice], *, step_s: float = 1.0) -> None:
+        self.faults: dict[int, Fault] = {}
+        self.recovers = True
+        self.replaceable = False
         self.step_s = step_s
-        self.fail_at = fail_at
+        self.restore_s = 0.0
         self.plans: list[StepPlan] = []
-        self._sent: deque[StepPlan] = deque()
+        self._make_runner = make_runner
+        self._runner: MemoryDevice | None = make_runner()
+        self._sent: deque[tuple[StepPlan, float]] = deque()
+        self._broken = False
+        self._given_up = False
 
     def send(self, plan: StepPlan) -> None:
         self.plans.append(plan)
-        self._sent.append(plan)
+        if self._broken:
+            return
+        fault = self.faults.get(plan.step)
+        begins = max([trio.current_time(), *(ends for _, ends in self._sent)])
+        self._sent.append((plan, begins + self.step_s + (fault if isinstance(fault, float) else 0)))
 
     async def receive(self) -> StepResult:
-        await trio.sleep(self.step_s)
-        plan = self._sent.popleft()
-        if plan.step == self.fail_at:
-            raise DeviceFailed("A step failed on the device.") from OSError("the simulated device fell over")
-        return self.runner.execute(plan)
+        await trio.sleep_until(0 if self._given_up else self._sent[0][1])
+        plan, _ = self._sent.popleft()
+        fault = DeviceLost("it hung") if self._given_up else self.faults.pop(plan.step, None)
+        if not isinstance(fault, Exception):
+            assert self._runner is not None
+            return self._runner.execute(plan)
+        self._sent.clear()
+        self._broken = True
+        if isinstance(fault, DeviceLost):
+            self._runner = None
+            raise fault
+        raise DeviceFailed.by(fault) from fault
+
+    async def restore(self) -> bool:
+        await trio.sleep(self.restore_s)
+        if not self.recovers:
+            error = OSError("the simulated device fell over")
+            raise DeviceFailed.by(error) from error
+        self._broken = self._given_up = False
+        if self._runner is None:
+            self._runner = self._make_runner()
+            return False
+        self._runner.reset()
+        return True
+
+    def give_up(self) -> None:
+        self._given_up = self.replaceable
 
 
 class ByteDecoder:
@@ -77,6 +117,7 @@ class ByteTokenizer:
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS,)
     has_chat_template = True
+    special_tokens: Mapping[str, str] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -124,12 +165,17 @@ def simulate(
     fail_at: int | None = None,
     runner: type[MemoryDevice] = EchoMemory,
     tokenizer: ByteTokenizer | None = None,
+    **parts_settings: Any,
 ) -> Simulation:
-    """Parts for `run_engine`, around a real scheduler and cache. A step takes a second."""
+    """Parts for `run_engine`, around a real scheduler and cache. A step takes a second; the device fails for good at
+    `fail_at`. `parts_settings` are for the engine's own settings (step_timeout_s, …)."""
     cache = KVCacheManager(num_blocks=num_blocks, block_size=block_size)
     limits = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    memory = runner(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB_SIZE)
-    device = SimulatedDevice(memory, step_s=step_s, fail_at=fail_at)
+    make_runner = partial(runner, num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB_SIZE)
+    device = SimulatedDevice(make_runner, step_s=step_s)
+    if fail_at is not None:
+        device.faults[fail_at] = OSError("planted")
+        device.recovers = False
     parts = EngineParts(
         facts=EngineFacts(
             model_name="echo",
@@ -144,5 +190,6 @@ def simulate(
         cache=cache,
         device=device,
         max_num_queued_reqs=max_num_queued_reqs,
+        **parts_settings,
     )
     return Simulation(parts, device, cache)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import attrs
 import pytest
 import torch
 from hypothesis import given, settings
@@ -240,10 +241,34 @@ def test_an_unknown_attention_backend_is_refused(model: LlamaModel) -> None:
 
 
 def test_steps_are_counted(model: LlamaModel) -> None:
-    """A step that is lost or comes twice is a bug."""
+    """A step that is lost or comes twice is a bug; the first one may have any number."""
     runner = Driver(model).runner
-    with pytest.raises(AssertionError, match="step 2 comes after step 0"):
-        runner.execute(StepPlan(step=2, num_tokens=0, num_sequences=0))
+    runner.execute(StepPlan(step=7, num_tokens=0, num_sequences=0))
+    for step in (7, 9):
+        with pytest.raises(AssertionError, match=f"step {step} comes after step 7"):
+            runner.execute(StepPlan(step=step, num_tokens=0, num_sequences=0))
+
+
+def test_a_reset_forgets_the_batch_and_keeps_the_memory(model: LlamaModel) -> None:
+    """After it a plan of any number finds an empty batch, and a sequence that joins its blocks as they were."""
+    driver = Driver(model)
+    joined = JoinedSequence(
+        sequence=1,
+        token_ids=tuple(prompts(7)[0]),
+        num_prompt_tokens=7,
+        num_computed=0,
+        block_tables=((3, 5),),
+        sampling=SamplingParams(temperature=0),
+        seed=0,
+    )
+    plan = StepPlan(
+        step=1, num_tokens=7, num_sequences=1, joined=(joined,), chunk_sequences=(joined.sequence,), chunk_lengths=(7,)
+    )
+    first = driver.runner.execute(plan)
+    driver.runner.reset()
+    again = attrs.evolve(joined, sequence=2, num_computed=6)
+    result = driver.runner.execute(StepPlan(step=40, num_tokens=1, num_sequences=1, joined=(again,)))
+    assert result.token_ids == first.token_ids
 
 
 def several_groups(model: LlamaModel, groups: Sequence[int]) -> list[int]:
