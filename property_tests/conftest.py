@@ -14,7 +14,7 @@ from . import adapter
 # The machines take as long as they take: a deadline for one example would only make a slow machine fail.
 _patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("dev", _patient, max_examples=100, stateful_step_count=40)
-settings.register_profile("ci", _patient, max_examples=600, stateful_step_count=60)
+settings.register_profile("ci", _patient, max_examples=300, stateful_step_count=60)
 settings.register_profile("nightly", _patient, max_examples=40_000, stateful_step_count=120)
 # For a mutation run: the first failure is enough, nobody reads the shrunk program.
 settings.register_profile(
