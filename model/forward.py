@@ -54,11 +54,14 @@ class TorchForward:
 
 
 def make_forward(
-    model: LlamaModel | NativeModel, kv: KVTensors | NativeKV, attention_backend: str | None = None
+    model: LlamaModel | NativeModel,
+    kv: KVTensors | NativeKV,
+    attention_backend: str | None = None,
+    num_threads: int = 1,
 ) -> ForwardPass:
-    """Bind a model to the cache of its kind. `attention_backend` is for torch; native attention has one kernel."""
+    """Bind a model to the cache of its kind. `attention_backend` is for torch, `num_threads` for the native kernels."""
     if isinstance(model, NativeModel) and isinstance(kv, NativeKV):
-        return NativeForward(model, kv)
+        return NativeForward(model, kv, num_threads=num_threads)
     if isinstance(model, LlamaModel) and isinstance(kv, KVTensors):
         return TorchForward(model, kv, attention_backend)
     raise AssertionError(f"a {type(model).__name__} cannot use a {type(kv).__name__}")

@@ -14,6 +14,8 @@ def _torch() -> type[AttentionBackend]:
 
 _BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {"torch": _torch}
 """Name → import of the class."""
+_WHOLE_STEP = ("native",)
+"""Names that run whole steps, not the attention of a torch model; see model/native/choose.py."""
 _PREFERRED: dict[str, tuple[str, ...]] = {}
 """Device type → names to try, best first; `torch` is behind them all and runs anywhere."""
 
@@ -31,7 +33,7 @@ def register_backend(
 
 def backend_names() -> tuple[str, ...]:
     """All names, sorted."""
-    return tuple(sorted(_BACKENDS))
+    return tuple(sorted((*_BACKENDS, *_WHOLE_STEP)))
 
 
 def choose_backend(name: str | None, device_type: str) -> type[AttentionBackend]:
@@ -44,6 +46,8 @@ def choose_backend(name: str | None, device_type: str) -> type[AttentionBackend]
             if (backend := _BACKENDS[candidate]()).unusable(device_type) is None:
                 return backend
         return _torch()
+    if name in _WHOLE_STEP:
+        raise ConfigurationError(f"--attention-backend {name} cannot be used here: it needs its own model and cache.")
     if name not in _BACKENDS:
         raise ConfigurationError(
             f"--attention-backend {name!r} is not known; valid names are {', '.join(backend_names())}."

@@ -48,12 +48,14 @@ const char* triolet_kernels() {
 #endif
 }
 
-// Whether bfloat16 products are the machine's own, not widened ones.
-int triolet_has_bfloat16() {
-#if defined(__AVX512BF16__)
-  return 1;
+// Whether products of this format use the machine's own instructions, as many lanes wide as the tiles are made for.
+int triolet_is_fast(int format) {
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+  return format >= 0;
+#elif defined(__AVX512F__)
+  return format == (int)Format::FLOAT32;
 #else
-  return 0;
+  return format < 0;
 #endif
 }
 

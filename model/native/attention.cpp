@@ -208,8 +208,10 @@ void attend(const AttentionShape& shape, const KVCache& cache, int tensor, int g
   }
   std::memset(scratch.outputs.get(), 0, (size_t)work.rows * dim * 4);
   const int64_t last = (position + unit.count + TILE_TOKENS - 1) / TILE_TOKENS;
-  for (int64_t tile = work.sees_from(position) / TILE_TOKENS; tile < last; tile += CHUNK_TILES) {
-    const int tiles = (int)std::min<int64_t>(CHUNK_TILES, last - tile);
+  // Chunks end at multiples of their size, so that a token's sums do not depend on which others are computed with it.
+  for (int64_t tile = work.sees_from(position) / TILE_TOKENS, next; tile < last; tile = next) {
+    next = (tile / CHUNK_TILES + 1) * CHUNK_TILES;
+    const int tiles = (int)(std::min(next, last) - tile);
     work.find_tiles(tile, tiles, unit.kv_head);
     work.score(tiles);
     work.weigh(tile, tiles);

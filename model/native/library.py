@@ -112,7 +112,7 @@ class Step(ctypes.Structure):
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "size_of": (c_int, (c_int,)),
     "kernels": (c_char_p, ()),
-    "has_bfloat16": (c_int, ()),
+    "is_fast": (c_int, (c_int,)),
     "resize_pool": (None, (c_int,)),
     "pack": (c_char_p, (POINTER(c_void_p), c_int, c_int, c_int, c_int, c_void_p, c_void_p, c_void_p)),
     "linear_bytes": (c_int64, (c_void_p,)),
