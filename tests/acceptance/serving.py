@@ -80,10 +80,10 @@ def completion_body(question: Question, **fields: Any) -> dict[str, Any]:
     }
 
 
-async def stream_completion(served: Served, question: Question) -> str:
+async def stream_completion(served: Served, question: Question, **fields: Any) -> str:
     """The text of a streamed completion, put together from its events."""
     text, done = "", False
-    body = completion_body(question, stream=True)
+    body = completion_body(question, stream=True, **fields)
     async with served.client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200
         async for line in response.aiter_lines():
