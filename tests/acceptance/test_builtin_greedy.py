@@ -17,7 +17,7 @@ from triolet.model.tokenizer import load_tokenizer
 from .asking import Answer, ask_alone, ask_together, check_pool_is_free
 from .models import Case, logits_along
 
-COUNT = 12
+COUNT = 10
 CHUNK = 16
 LEAST_GAP = 0.01
 """The logits of two float32 programs differ by some 1e-4 here: 30 layers, and values up to 30."""

@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedDevice]:
     """What the engine of this test runs on."""
     device = WatchedDevice()
-    monkeypatch.setattr("triolet.engine.open.ThreadDevice", lambda: device)
+    monkeypatch.setattr("triolet.engine.open.make_device", lambda config, progress: device)
     yield device
     assert device.late == []
 

@@ -73,8 +73,12 @@ async def saying(tokenizer: ChatTokenizer, *, step_s: float = 1.0) -> AsyncItera
     """A real engine around a model that says what it is asked to."""
     cache = KVCacheManager(num_blocks=512, block_size=16)
     end = tokenizer.eos_token_ids[0]
-    model = SayingModel(num_blocks=512, block_size=16, vocab_size=tokenizer.vocab_size)
-    model.end = TokenId(end)
+
+    def make_model() -> SayingModel:
+        model = SayingModel(num_blocks=512, block_size=16, vocab_size=tokenizer.vocab_size)
+        model.end = TokenId(end)
+        return model
+
     facts = EngineFacts(
         model_name="saying",
         max_model_len=4096,
@@ -87,7 +91,7 @@ async def saying(tokenizer: ChatTokenizer, *, step_s: float = 1.0) -> AsyncItera
         tokenizer=tokenizer,
         scheduler=Scheduler(SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=2048), cache),
         cache=cache,
-        device=SimulatedDevice(model, step_s=step_s),
+        device=SimulatedDevice(make_model, step_s=step_s),
         max_num_queued_reqs=64,
     )
     async with run_engine(parts) as engine:
