@@ -15,13 +15,14 @@ from werkzeug.exceptions import MethodNotAllowed as WrongMethod
 from werkzeug.exceptions import NotFound as NoRoute
 
 from ..engine.core.errors import EngineDead, InvalidRequest, RequestError, TrioletError
-from ..engine.prompt import ChatPrompt, Prompt, TextPrompt
+from ..engine.prompt import Prompt, TextPrompt
 from .body import decode
 from .errors import MethodNotAllowed, NotFound, as_http
 from .gate import CALLER
+from .jobs import chat_prompt
 from .keys import Caller
 from .service import Service
-from .wire import DetokenizeRequest, TokenizeRequest, template_messages
+from .wire import DetokenizeRequest, TokenizeRequest
 
 T = TypeVar("T")
 
@@ -109,8 +110,7 @@ class _Routes:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Give either prompt or messages.", param="prompt")
         if body.messages is not None:
-            messages = template_messages(body.messages)
-            prompt = ChatPrompt(messages=messages, add_generation_prompt=body.add_generation_prompt)
+            prompt = chat_prompt(self._service, body, body.messages, add_generation_prompt=body.add_generation_prompt)
         else:
             prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens)
         engine = self._service.engine

@@ -13,7 +13,15 @@ from .answers import ChatFormat, CompletionFormat, Format
 from .body import decode
 from .service import Service
 from .terms import Envelope, Terms, read_terms
-from .wire import MAX_CHOICES, MAX_PROMPTS, ChatRequest, CompletionRequest, template_messages
+from .wire import (
+    MAX_CHOICES,
+    MAX_PROMPTS,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    TokenizeRequest,
+    template_messages,
+)
 
 if TYPE_CHECKING:
     from ..engine.prompt import Prompt
@@ -46,10 +54,30 @@ def chat_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     request = decode(body, ChatRequest)
     model = service.check_model(request.model)
     request.refuse_unserved()
-    prompt = ChatPrompt(messages=template_messages(request.messages))
+    prompt = chat_prompt(service, request, request.messages)
     job_id = f"chatcmpl-{uuid.uuid4().hex}"
     answer = ChatFormat(id=job_id, created=int(time.time()), model=model, strict=service.config.strict_finish_reasons)
     return _job(service, job_id, request, (prompt,), answer, envelope)
+
+
+def chat_prompt(
+    service: Service,
+    request: ChatRequest | TokenizeRequest,
+    messages: list[Message],
+    *,
+    add_generation_prompt: bool = True,
+) -> ChatPrompt:
+    """The conversation of a request, its own template and variables with it where the server takes such."""
+    if request.chat_template is not None and not service.config.trust_request_chat_template:
+        raise InvalidRequest(
+            "chat_template is not taken from requests here (--trust-request-chat-template).", param="chat_template"
+        )
+    return ChatPrompt(
+        messages=template_messages(messages),
+        add_generation_prompt=add_generation_prompt,
+        template_kwargs=request.chat_template_kwargs or {},
+        chat_template=request.chat_template,
+    )
 
 
 def completion_job(service: Service, body: bytes, envelope: Envelope) -> Job:

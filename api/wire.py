@@ -32,6 +32,7 @@ SAMPLING = (
 )
 """Fields that have the same name in SamplingParams."""
 
+ChatTemplateText = Annotated[str, Meta(max_length=64 * 1024)]
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -142,6 +143,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
     tools: list[msgspec.Raw] | None = None
+    chat_template: ChatTemplateText | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def to_sampling(self) -> SamplingParams:
         if self.max_completion_tokens is not None:
@@ -171,6 +174,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: list[Message] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    chat_template: ChatTemplateText | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

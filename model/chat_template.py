@@ -1,4 +1,4 @@
-"""Renders a model's chat template, in a sandbox: the template comes with the model and is not trusted.
+"""Renders a model's chat template, in a sandbox and within limits: it comes with the model and is not trusted.
 
 Imports jinja2, nothing of transformers: importing the function there costs 0.5 s at every start, this 0.04 s. The
 environment is transformers' own, option for option, and what the template sees is what it sees there (nulls dropped,
@@ -7,6 +7,7 @@ goes wrong inside a template is an `InvalidRequest` for one client, never an err
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -15,10 +16,15 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from ..engine.core.errors import InvalidRequest
+from .template_limits import MODEL_LIMITS, LimitedEnvironment, Limits, limited
+
+MOST_SAID = 1000
+"""Characters of a template's own words in an error."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -26,7 +32,17 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 class ChatTemplate:
     """A template, or several by name of which `default` and `tool_use` count. Safe to render from several threads."""
 
-    def __init__(self, source: str | Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        source: str | Mapping[str, str],
+        special_tokens: Mapping[str, Any],
+        *,
+        limits: Limits = MODEL_LIMITS,
+        whose: str = "model",
+    ) -> None:
+        """`whose` template it is, for errors: the model's or the request's."""
+        self._limits = limits
+        self._whose = whose
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
@@ -41,18 +57,20 @@ class ChatTemplate:
         tools = kwargs.pop("tools", None)
         documents = kwargs.pop("documents", None)
         try:
-            return self._template(bool(tools)).render(
-                messages=[_message(message) for message in messages],
-                tools=_plain(tools),
-                documents=_plain(documents),
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **_plain(kwargs)},
-            )
+            with limited(self._limits):
+                return self._template(bool(tools)).render(
+                    messages=[_message(message) for message in messages],
+                    tools=_plain(tools),
+                    documents=_plain(documents),
+                    add_generation_prompt=add_generation_prompt,
+                    **{**self._special_tokens, **_plain(kwargs)},
+                )
         except InvalidRequest:
             raise
         except Exception as error:  # a template is a program: it can raise anything
-            said = " ".join(str(error).split()) or type(error).__name__
-            raise InvalidRequest(f"The model's chat template refused the messages: {said}", param="messages") from error
+            said = _ADDRESS.sub("", " ".join(str(error).split())) or type(error).__name__
+            text = f"The {self._whose}'s chat template refused the messages: {said[:MOST_SAID]}"
+            raise InvalidRequest(text, param="messages" if self._whose == "model" else "chat_template") from error
 
     def _template(self, has_tools: bool) -> jinja2.Template:
         if has_tools and "tool_use" in self._sources:
@@ -69,11 +87,11 @@ class ChatTemplate:
         return template
 
     @cached_property
-    def _environment(self) -> ImmutableSandboxedEnvironment:
-        environment = ImmutableSandboxedEnvironment(
+    def _environment(self) -> LimitedEnvironment:
+        environment = LimitedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
-        environment.filters["tojson"] = _tojson
+        environment.add_filter("tojson", _tojson)
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
         # jinja2's own `dict` and `namespace` let a template reach the attributes of a class, or store some.

@@ -31,6 +31,7 @@ class ChatTokenizer:
         names = special_tokens or {}
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
+        self.special_tokens = dict(names)
         self._template = ChatTemplate(chat_template, names) if chat_template else None
         self.vocab_size: int = tokenizer.get_vocab_size()
         """With the added tokens; the model's own may be larger (padded)."""

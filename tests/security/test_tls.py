@@ -116,8 +116,9 @@ async def test_old_versions_are_not_spoken(files: Files) -> None:
     async with serving(ssl_certfile=files.certificate, ssl_keyfile=files.key) as rig:
         context = ssl.create_default_context()
         files.authority.configure_trust(context)
-        with pytest.warns(DeprecationWarning):
+        with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             context.minimum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             context.maximum_version = ssl.TLSVersion.TLSv1_1
         async with await rig.connect() as bare:
             with pytest.raises(trio.BrokenResourceError):
