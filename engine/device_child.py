@@ -53,7 +53,7 @@ def _serve(connection: socket.socket) -> None:
         return
     start = msgspec.msgpack.decode(frame[1], type=Start)
     engine = _Engine(connection)
-    logging.basicConfig(level=start.log_level, handlers=[engine])
+    logging.basicConfig(level=start.log_level, format="%(message)s", handlers=[engine])
     runner = _make_runner(start, engine)
     if runner is not None:
         _run(runner, connection, engine)

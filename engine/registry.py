@@ -157,7 +157,10 @@ class Registry:
         request.num_prompt_tokens = num_tokens
 
     def move(self, request: OpenRequest, stage: Stage, now: float) -> None:
-        """A request has got further. Once ENDED it no longer counts, and is known by its scope's name alone."""
+        """A request has got further. Once ENDED it no longer counts, and is known by its scope's name alone; what is
+        said of it later changes nothing (the engine may die while there is news of it)."""
+        if request.stage is Stage.ENDED:
+            return
         self._counts[request.stage] -= 1
         if request.stage in QUEUED and stage not in QUEUED:
             self._num_queued_tokens -= request.num_prompt_tokens
@@ -175,7 +178,7 @@ class Registry:
             return False
         request.mailbox.close()
         del self._by_name[request.name]
-        if request.supersede_key is not None and self._by_key[request.supersede_key] is request:
+        if request.supersede_key is not None and self._by_key.get(request.supersede_key) is request:
             del self._by_key[request.supersede_key]
         if not self._by_name:
             self._all_left.wake()

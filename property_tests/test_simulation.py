@@ -99,3 +99,51 @@ def test_past_its_bound_the_queue_refuses_and_what_it_took_is_served() -> None:
     outcome = run(Scenario(seed=13, num_requests=300, cancel_rate=0.0, arrivals_per_s=1000.0, max_num_queued_reqs=20))
     assert outcome.tally.refused > 150
     assert outcome.tally.refused + outcome.tally.complete + outcome.tally.timed_out == 300
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("fault", ["lost", "memory"])
+def test_s7_s8_a_fault_at_any_step_that_is_the_devices_alone_is_noticed_by_nobody(fault: str, depth: int) -> None:
+    """The device is lost, or out of memory, at one step of each run: every client still gets the tokens of its solo
+    run."""
+    scenario = Scenario(seed=17, num_requests=8, cancel_rate=0.2, depth=depth, arrivals_per_s=5.0)
+    num_steps = run(scenario).num_steps
+    for step in range(1, num_steps):
+        outcome = run(attrs.evolve(scenario, device_faults=((step, fault),)))
+        assert outcome.tally.failed == outcome.tally.dead == 0
+        assert outcome.tally.total == 8
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_s7_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(depth: int) -> None:
+    """One fault at any step: who was in it hears of it once, everybody else is answered."""
+    scenario = Scenario(seed=19, num_requests=12, cancel_rate=0.0, depth=depth, arrivals_per_s=2.0)
+    num_steps = run(scenario).num_steps
+    for step in range(1, num_steps, 3):
+        outcome = run(attrs.evolve(scenario, device_faults=((step, "raises"),)))
+        assert 0 < outcome.tally.failed <= scenario.max_num_seqs + 1
+        assert outcome.tally.failed + outcome.tally.complete + outcome.tally.timed_out == 12
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    depth=st.sampled_from([1, 2]),
+    num_blocks=st.sampled_from([30, 48]),
+    faults=st.dictionaries(st.integers(1, 300), st.sampled_from(["lost", "raises", "memory"]), max_size=6),
+)
+def test_s7_s8_k11_faults_in_any_mixture_leave_nothing(
+    seed: int, depth: int, num_blocks: int, faults: dict[int, str]
+) -> None:
+    """S7, S8, K11: faults between arrivals and cancellations. Losses that come too close may end the engine; then every
+    client is told so."""
+    outcome = run(
+        Scenario(
+            seed=seed,
+            num_requests=20,
+            depth=depth,
+            num_blocks=num_blocks,
+            arrivals_per_s=2.0,
+            device_faults=tuple(faults.items()),
+        )
+    )
+    assert outcome.tally.dead == 0 or list(faults.values()).count("lost") > 3

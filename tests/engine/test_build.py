@@ -1,18 +1,23 @@
 """From a configuration to a running engine, over tiny models on disk; and what stops an engine from starting."""
 
 import logging
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
 from tests.model.tiny import write_folder
 from triolet.engine import build as build_module
+from triolet.engine import open as open_module
 from triolet.engine.build import kv_groups, num_compute_threads
 from triolet.engine.config import EngineConfig
 from triolet.engine.core.errors import ConfigurationError, ModelLoadError, StartError
 from triolet.engine.core.params import SamplingParams
+from triolet.engine.device_process import ProcessDevice
 from triolet.engine.llm import LLM
 from triolet.engine.open import open_engine
 from triolet.engine.prompt import ChatPrompt
@@ -70,6 +75,33 @@ def test_llm_loads_and_answers(folder: Path) -> None:
     assert [output.token_ids for output in batch] == [output.token_ids for output in alone]
 
 
+async def test_a_runner_process_gives_the_same_answers_and_may_be_killed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same model behind the other carrier: token for token, also when it is killed in the middle of an answer."""
+    devices: list[ProcessDevice] = []
+    make_device = open_module.make_device
+
+    def note(*args: Any) -> Any:
+        devices.append(make_device(*args))
+        return devices[-1]
+
+    params = attrs.evolve(GREEDY, temperature=1, seed=7, max_tokens=200)
+    async with open_engine(configuration(folder)) as engine, engine.generate("hello there", params) as stream:
+        expected = [token async for output in stream for token in output.token_ids]
+    monkeypatch.setattr(open_module, "make_device", note)
+    async with open_engine(configuration(folder, runner="process")) as engine:
+        pid = devices[0].pid
+        assert pid is not None
+        async with engine.generate("hello there", params) as stream:
+            given = list((await anext(stream)).token_ids)
+            os.kill(pid, signal.SIGKILL)
+            async for output in stream:
+                given += output.token_ids
+        assert given == expected
+        assert engine.stats().runner_restarts == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
@@ -86,6 +118,12 @@ async def test_what_cannot_start_says_why(
     with pytest.raises(error) as caught:
         await open_engine(configuration(folder, **fields)).__aenter__()
     assert message in caught.value.message
+
+
+async def test_what_a_runner_process_cannot_start_with_says_why(folder: Path) -> None:
+    """The error has crossed, and is the same."""
+    with pytest.raises(ConfigurationError, match="Raise --kv-cache-memory to at least 262144 bytes, or lower"):
+        await open_engine(configuration(folder, runner="process", kv_cache_memory=1000)).__aenter__()
 
 
 def test_llm_that_cannot_start_says_why() -> None:

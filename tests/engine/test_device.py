@@ -10,7 +10,7 @@ import trio
 
 from triolet.engine.core.errors import EngineDead, ModelLoadError
 from triolet.engine.core.plan import StepPlan, StepResult
-from triolet.engine.device import DeviceFailed, Portal, ThreadDevice
+from triolet.engine.device import DeviceFailed, Portal, ThreadDevice, is_out_of_memory
 
 
 class Recorder:
@@ -63,6 +63,60 @@ async def test_a_step_that_raises_is_a_devicefailed_with_its_cause() -> None:
         with pytest.raises(DeviceFailed) as caught:
             await device.receive()
     assert str(caught.value.__cause__) == "out of order"
+
+
+async def test_a_failed_device_drops_plans_until_it_is_restored() -> None:
+    """What was sent behind the step that raised has no result; after the reset a plan of any number has one."""
+    async with running() as device:
+        await device.start(lambda: (Recorder(), None))
+        for step in (3, 4):
+            device.send(plan(step))
+        with pytest.raises(DeviceFailed, match=r"^a step on the device failed \(OSError\)$"):
+            await device.receive()
+        assert await device.restore()
+        device.send(plan(9))
+        assert (await device.receive()).step == 9
+
+
+async def test_a_device_that_cannot_be_restored_says_so() -> None:
+    """The probe's own error is the cause."""
+
+    class Gone(Recorder):
+        def reset(self) -> None:
+            raise RuntimeError("the device is gone")
+
+    async with running() as device:
+        await device.start(lambda: (Gone(), None))
+        device.send(plan(3))
+        with pytest.raises(DeviceFailed):
+            await device.receive()
+        with pytest.raises(DeviceFailed, match=r"^the device does not answer \(RuntimeError\)$") as caught:
+            await device.restore()
+    assert str(caught.value.__cause__) == "the device is gone"
+
+
+async def test_a_thread_cannot_be_given_up() -> None:
+    """Its step lands all the same."""
+    async with running() as device:
+        await device.start(lambda: (Recorder(), None))
+        device.send(plan(1))
+        device.give_up()
+        assert (await device.receive()).step == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory."), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (OSError("DefaultCPUAllocator"), False),
+    ],
+)
+def test_running_out_of_memory_is_told_from_other_errors(error: Exception, expected: bool) -> None:
+    """Python's error, torch's own for a GPU, and the text of its CPU allocator."""
+    assert is_out_of_memory(error) is expected
 
 
 async def test_what_loading_raises_is_raised_by_start() -> None:

@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from triolet.engine.core.events import Finished, FinishReason, StepEvents
 from triolet.engine.core.ids import RequestId, TokenId
 from triolet.engine.core.params import SamplingParams
+from triolet.engine.core.plan import StepPlan
 from triolet.engine.core.request import Request
 from triolet.engine.inbox import Inbox
 from triolet.engine.loop import SchedulerLoop
@@ -125,3 +126,26 @@ async def test_a_request_that_waits_ends_at_its_deadline(autojump_clock: trio.te
         ("waiting", FinishReason.TIMEOUT),
         ("running", FinishReason.TIMEOUT),
     ]
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(1, [0, 1]), (2, [0, 0.5])])
+async def test_a_submit_starts_at_once_where_the_device_has_room(
+    depth: int, expected: list[float], autojump_clock: trio.testing.MockClock
+) -> None:
+    """At depth 2, though the step in flight is the last of what there was; at depth 1 with the next step."""
+    async with looping(depth) as here:
+        started = trio.current_time()
+        sent: list[float] = []
+        send = here.simulation.device.send
+
+        def note(plan: StepPlan) -> None:
+            sent.append(trio.current_time() - started)
+            send(plan)
+
+        here.simulation.device.send = note  # type: ignore[method-assign]
+        here.submit("a", "one step\n", max_tokens=1)
+        await trio.sleep(0.5)
+        here.submit("b", "another\n", max_tokens=1)
+        await trio.sleep(10)
+        assert sent == pytest.approx(expected)
+    assert [finished.request for finished in here.finished] == ["a", "b"]
