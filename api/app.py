@@ -21,6 +21,7 @@ from .errors import MethodNotAllowed, NotFound, as_http
 from .gate import CALLER
 from .jobs import chat_prompt
 from .keys import Caller
+from .openapi import document
 from .service import Service
 from .wire import DetokenizeRequest, TokenizeRequest
 
@@ -32,7 +33,8 @@ LONG_TOKENS = 4096
 
 def build_app(service: Service) -> QuartTrio:
     """The application for everything but the generating routes."""
-    app = QuartTrio("triolet")
+    app = QuartTrio("triolet", static_folder=None)
+    app.url_map.merge_slashes = False  # A path with more slashes is another path, and answered here.
     app.config.update(
         RESPONSE_TIMEOUT=None,  # The default cuts a response after 60 s, silently.
         BODY_TIMEOUT=None,  # The gate has read and bounded the body.
@@ -54,6 +56,7 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         ("/health", "GET", routes.health),
         ("/version", "GET", routes.version),
         ("/metrics", "GET", routes.metrics),
+        ("/openapi.json", "GET", routes.openapi),
         ("/v1/models", "GET", routes.models),
         ("/v1/models/<path:name>", "GET", routes.model),
         ("/tokenize", "POST", routes.tokenize),
@@ -83,6 +86,9 @@ class _Routes:
     async def metrics(self) -> Response:
         body, content_type = self._service.metrics.render()
         return Response(body, content_type=content_type)
+
+    async def openapi(self) -> Response:
+        return _answer(document(self._service.version), 200)
 
     async def models(self) -> Response:
         return _json({"object": "list", "data": [self._card(name) for name in self._service.model_names]})

@@ -14,6 +14,7 @@
 """
 
 import logging
+import re
 
 import attrs
 import msgspec
@@ -130,8 +131,19 @@ def as_http(error: BaseException) -> HttpError:
         headers.append((b"allow", error.allow.encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    body = ErrorBody(ErrorObject(message=error.message, type=error.type, param=error.param, code=error.code))
+    body = ErrorBody(ErrorObject(message=scrub(error.message), type=error.type, param=error.param, code=error.code))
     return HttpError(status=error.status, body=msgspec.json.encode(body), headers=tuple(headers))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_MACHINE_PATH = re.compile(
+    r"(?<![\w/:.])/(?:bin|boot|data|dev|etc|home|lib|lib64|mnt|opt|proc|root|run|srv|sys|tmp|usr|var)/\S+"
+)
+
+
+def scrub(message: str) -> str:
+    """A message without the addresses of objects, and without paths of this machine: a library may have put some in."""
+    return _MACHINE_PATH.sub("[path]", _ADDRESS.sub("", message))
 
 
 def leaf_error(group: BaseExceptionGroup[BaseException]) -> Exception | None:

@@ -141,3 +141,7 @@ def completion_prompts(prompt: str | list[str | int | list[int]]) -> "tuple[Prom
         TextPrompt(text=entry) if isinstance(entry, str) else TokenPrompt(token_ids=tuple(entry))  # type: ignore[arg-type]
         for entry in prompt
     )
+
+
+JOBS = {"/v1/chat/completions": chat_job, "/v1/completions": completion_job}
+"""The generating routes, each with what reads its body."""

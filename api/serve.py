@@ -107,16 +107,13 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     from .app import build_app
     from .gate import Gate
     from .generate import GenerateRoute
-    from .jobs import chat_job, completion_job
+    from .jobs import JOBS
 
     service = Service(engine=engine, config=run.config, lifecycle=run.lifecycle, metrics=metrics, version=version)
     metrics.watch(engine, service.model_names[0])
     gate = Gate(
         run.config,
-        routes={
-            "/v1/chat/completions": GenerateRoute(service, chat_job),
-            "/v1/completions": GenerateRoute(service, completion_job),
-        },
+        routes={path: GenerateRoute(service, make_job) for path, make_job in JOBS.items()},
         rest=build_app(service),  # type: ignore[arg-type]
     )
     url = await nursery.start(run.server.run, gate)

@@ -1,0 +1,108 @@
+"""GET /openapi.json: what can be asked, made from the types that requests are decoded with.
+
+`OPERATIONS` is the list of routes; a test compares it with what the server has, so that neither forgets one.
+"""
+
+from functools import cache
+from typing import Any
+
+import attrs
+import msgspec
+
+from .errors import ErrorBody
+from .wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+
+@attrs.frozen(kw_only=True)
+class Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    summary: str
+    body: type | None = None
+    errors: tuple[int, ...] = ()
+    """Statuses beside those that every route may answer."""
+    answers: str = "application/json"
+    is_open: bool = False
+
+
+GENERATES = (404, 409, 500, 503)
+
+OPERATIONS = (
+    Operation(
+        method="post",
+        path="/v1/chat/completions",
+        summary="Answer a conversation; with `stream` as server-sent events.",
+        body=ChatRequest,
+        errors=GENERATES,
+    ),
+    Operation(
+        method="post",
+        path="/v1/completions",
+        summary="Go on with a prompt, or with each of several; with `stream` as server-sent events.",
+        body=CompletionRequest,
+        errors=GENERATES,
+    ),
+    Operation(
+        method="post",
+        path="/v1/requests/{request_id}/cancel",
+        summary="End an open request; it is answered with its text so far.",
+        errors=(404,),
+    ),
+    Operation(method="get", path="/v1/models", summary="The models that are served."),
+    Operation(method="get", path="/v1/models/{name}", summary="One model.", errors=(404,)),
+    Operation(
+        method="post", path="/tokenize", summary="A prompt's or messages' tokens.", body=TokenizeRequest, errors=(404,)
+    ),
+    Operation(method="post", path="/detokenize", summary="The text of tokens.", body=DetokenizeRequest, errors=(404,)),
+    Operation(method="get", path="/health", summary="Whether requests are answered.", errors=(503,), is_open=True),
+    Operation(method="get", path="/version", summary="The server's version."),
+    Operation(method="get", path="/metrics", summary="Prometheus metrics.", answers="text/plain"),
+    Operation(method="get", path="/openapi.json", summary="This document."),
+)
+
+EVERYWHERE = (400, 401, 403, 408, 413, 431)
+
+
+@cache
+def document(version: str) -> bytes:
+    """The document, OpenAPI 3.1."""
+    types = [operation.body for operation in OPERATIONS if operation.body is not None]
+    _, schemas = msgspec.json.schema_components([*types, ErrorBody], ref_template="#/components/schemas/{name}")
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    key = {"type": "http", "scheme": "bearer", "description": "A key, where the server has been given one."}
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Triolet", "version": version, "license": {"name": "Apache-2.0"}},
+            "paths": paths,
+            "components": {"schemas": schemas, "securitySchemes": {"key": key}},
+            "security": [{"key": []}, {}],
+        }
+    )
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+    answers: dict[str, Any] = {operation.answers: {}}
+    if operation.errors == GENERATES:
+        answers["text/event-stream"] = {}
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": answers}}
+    for status in sorted({*EVERYWHERE, *operation.errors}):
+        responses[str(status)] = {"description": "An error.", "content": error}
+    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+    if names:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+    if operation.body is not None:
+        schema = {"$ref": f"#/components/schemas/{operation.body.__name__}"}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if operation.is_open:
+        described["security"] = []
+    return described
