@@ -17,6 +17,8 @@ MAX_PROMPTS = 1024
 MAX_CHOICES = 1024
 """Most answers of one HTTP request, over all its prompts."""
 
+MAX_STOP_TOKENS = 1024
+
 SAMPLING = (
     "n",
     "min_tokens",
@@ -60,7 +62,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[Token], Meta(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
