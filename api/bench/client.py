@@ -1,14 +1,17 @@
 """A client that costs little: one request on one connection, its answer kept as bytes with the times of their arrival.
 
 Imports trio. It shares its machine with the server that it measures, so nothing is decoded while the clock runs
-(`response.py` does that afterwards), and a plain connection is a bare socket: a wait and a read for each arrival. Every
-request has a connection of its own, because some servers close theirs after an answer.
+(`response.py` does that afterwards), and a plain connection is a bare socket. Every request has a connection of its
+own, because some servers close theirs after an answer.
 """
 
 import errno
+import os
+import selectors
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +22,8 @@ from ...engine.core.errors import ConfigurationError
 from .response import Arrival, Framing
 
 READ_BYTES = 64 * 1024
+
+OnArrival = Callable[[float, bytes], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -88,78 +93,124 @@ async def resolve(url: str, *, api_key: str | None = None) -> Address:
     )
 
 
-async def exchange(
-    address: Address, request: bytes, *, timeout_s: float, on_arrival: Callable[[float], None] | None = None
-) -> Exchange:
-    """Send a request and keep what comes until the answer ends. What goes wrong is in `Exchange.error`, not raised.
+class Client:
+    """Sends requests; made by `open_client`.
 
-    `on_arrival` is told the time of every arrival, at once. Cancelled, it closes the connection.
+    One task reads all plain connections: each batch of arrivals costs one wake, and each arrival a read.
     """
-    result = Exchange(start_s=trio.current_time())
-    with trio.move_on_after(timeout_s) as scope:
-        try:
-            await (_over_tls if address.tls else _over_tcp)(address, request, result, on_arrival)
-        except (OSError, trio.BrokenResourceError) as error:
-            result.error = _reason(error)
-    if scope.cancelled_caught:
-        result.error = f"no whole answer within {timeout_s:g} s"
-    result.end_s = trio.current_time()
-    return result
 
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
 
-async def _over_tcp(
-    address: Address, request: bytes, result: Exchange, on_arrival: Callable[[float], None] | None
-) -> None:
-    framing = Framing()
-    with socket.socket(address.family, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        code = sock.connect_ex(address.sockaddr)
-        if code == errno.EINPROGRESS:
-            await trio.lowlevel.wait_writable(sock)
-            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, errno.errorcode.get(code, str(code)))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        left = memoryview(request)
-        while left:
+    async def exchange(
+        self,
+        address: Address,
+        request: bytes,
+        *,
+        timeout_s: float,
+        on_arrival: OnArrival | None = None,
+    ) -> Exchange:
+        """Send a request and keep what comes until the answer ends. What goes wrong is in `Exchange.error`, not raised.
+
+        `on_arrival` is told of every arrival, at once. Cancelled, it closes the connection.
+        """
+        result = Exchange(start_s=trio.current_time())
+        reading = _Reading(result, on_arrival)
+        with trio.move_on_after(timeout_s) as scope:
             try:
-                left = left[sock.send(left) :]
-            except BlockingIOError:
+                await (_over_tls if address.tls else self._over_tcp)(address, request, reading)
+            except (OSError, trio.BrokenResourceError) as error:
+                result.error = _reason(error)
+        if scope.cancelled_caught:
+            result.error = f"no whole answer within {timeout_s:g} s"
+        result.end_s = trio.current_time()
+        return result
+
+    async def _over_tcp(self, address: Address, request: bytes, reading: "_Reading") -> None:
+        with socket.socket(address.family, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            code = sock.connect_ex(address.sockaddr)
+            if code == errno.EINPROGRESS:
                 await trio.lowlevel.wait_writable(sock)
-        while True:
-            await trio.lowlevel.wait_readable(sock)
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            left = memoryview(request)
+            while left:
+                try:
+                    left = left[sock.send(left) :]
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(sock)
+            self._selector.register(sock, selectors.EVENT_READ, reading)
             try:
-                data = sock.recv(READ_BYTES)
-            except BlockingIOError:
-                continue
-            if not _keep(result, framing, data, on_arrival):
-                return
+                await reading.over.wait()
+            finally:
+                if not reading.over.is_set():
+                    self._selector.unregister(sock)
+        if reading.error is not None:
+            raise reading.error
+
+    async def _read(self) -> None:
+        """Until cancelled."""
+        selector = self._selector
+        while True:
+            await trio.lowlevel.wait_readable(selector)
+            for key, _ in selector.select(0):
+                reading: _Reading = key.data
+                try:
+                    data = key.fileobj.recv(READ_BYTES)  # type: ignore[union-attr]
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    data, reading.error = b"", error
+                if not reading.keep(data):
+                    selector.unregister(key.fileobj)
+                    reading.over.set()
 
 
-async def _over_tls(
-    address: Address, request: bytes, result: Exchange, on_arrival: Callable[[float], None] | None
-) -> None:
-    framing = Framing()
+@asynccontextmanager
+async def open_client() -> AsyncIterator[Client]:
+    """A client, for as long as the scope lasts."""
+    client = Client()
+    with client._selector:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client._read)
+            yield client
+            nursery.cancel_scope.cancel()
+
+
+class _Reading:
+    """The arrivals of one exchange."""
+
+    def __init__(self, result: Exchange, on_arrival: OnArrival | None) -> None:
+        self._arrivals = result.arrivals
+        self._framing = Framing()
+        self._on_arrival = on_arrival
+        self.over = trio.Event()
+        self.error: OSError | None = None
+
+    def keep(self, data: bytes) -> bool:
+        """Note an arrival; False when it was the last."""
+        if not data:
+            return False
+        now = trio.current_time()
+        self._arrivals.append((now, data))
+        if self._on_arrival is not None:
+            self._on_arrival(now, data)
+        return not self._framing.ends_with(data)
+
+
+async def _over_tls(address: Address, request: bytes, reading: _Reading) -> None:
     stream = await trio.open_ssl_over_tcp_stream(
         address.host, address.port, https_compatible=True, ssl_context=ssl.create_default_context()
     )
     try:
         await stream.send_all(request)
-        while _keep(result, framing, bytes(await stream.receive_some(READ_BYTES)), on_arrival):
+        while reading.keep(bytes(await stream.receive_some(READ_BYTES))):
             pass
     finally:
         await trio.aclose_forcefully(stream)
-
-
-def _keep(result: Exchange, framing: Framing, data: bytes, on_arrival: Callable[[float], None] | None) -> bool:
-    """Note an arrival; False when it was the last."""
-    if not data:
-        return False
-    now = trio.current_time()
-    result.arrivals.append((now, data))
-    if on_arrival is not None:
-        on_arrival(now)
-    return not framing.ends_with(data)
 
 
 def _reason(error: Exception) -> str:

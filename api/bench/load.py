@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 import trio
 
-from .client import Exchange
+from .client import Client, Exchange, open_client
 from .measure import Outcome, read_outcome
 from .prompts import Ask, Session
 from .target import Target
@@ -35,11 +35,11 @@ async def run_load(
     sent: list[tuple[Ask, Exchange]] = []
 
     async def run(session: Session) -> None:
-        await _converse(target, session, sent, pace.timeout_s)
+        await _converse(client, target, session, sent, pace.timeout_s)
         on_done()
 
     waiting = iter(sessions)
-    async with trio.open_nursery() as nursery:
+    async with open_client() as client, trio.open_nursery() as nursery:
         if pace.request_rate is None:
             for _ in range(min(pace.concurrency or len(sessions), len(sessions))):
                 nursery.start_soon(_take_turns, run, waiting)
@@ -64,11 +64,13 @@ async def _with_room(run: Callable[[Session], object], session: Session, room: t
         await run(session)  # type: ignore[misc]
 
 
-async def _converse(target: Target, session: Session, sent: list[tuple[Ask, Exchange]], timeout_s: float) -> None:
+async def _converse(
+    client: Client, target: Target, session: Session, sent: list[tuple[Ask, Exchange]], timeout_s: float
+) -> None:
     """The requests of a session, in turn. It ends early where one fails: there is nothing to go on from."""
     history: list[Ask | str] = []
     for index, ask in enumerate(session, 1):
-        exchange = await target.send(ask, tuple(history), timeout_s=timeout_s)
+        exchange = await target.send(client, ask, tuple(history), timeout_s=timeout_s)
         sent.append((ask, exchange))
         if index < len(session):
             outcome = read_outcome(exchange)

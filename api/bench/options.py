@@ -126,6 +126,9 @@ class LoadOptions:
     rounds: int | None = attrs.field(default=None, validator=at_least(1))
     """How often it is all done; 1, or 3 with two servers."""
 
+    interference: int | None = attrs.field(default=None, validator=at_least(1))
+    """Instead of a load: a prompt of this many tokens arrives while one stream runs (3 rounds)."""
+
     @property
     def prompts(self) -> PromptOptions:
         return PromptOptions(
@@ -140,13 +143,62 @@ class LoadOptions:
 
 
 @attrs.frozen(kw_only=True)
-class ReportOptions:
-    """What comes out."""
+class BatchOptions:
+    """Batches for an engine without a server."""
+
+    batch_size: int = attrs.field(default=8, validator=at_least(1))
+    """Requests of a batch."""
+    input_len: int = attrs.field(default=128, validator=at_least(1))
+    """Tokens of a prompt."""
+    output_len: int = attrs.field(default=128, validator=at_least(1))
+    """Tokens of an answer."""
+    iterations: int = attrs.field(default=5, validator=at_least(1))
+    """Batches that are measured."""
+    warmup: int = attrs.field(default=1, validator=at_least(0))
+    """Batches before those."""
+
+
+@attrs.frozen(kw_only=True)
+class ThroughputOptions:
+    """Many requests for an engine without a server."""
+
+    num_requests: int = attrs.field(default=64, validator=at_least(1))
+    """Requests, handed to the engine at once, as far as its queue takes them."""
+    input_len: int = attrs.field(default=128, validator=at_least(1))
+    """Tokens of a prompt."""
+    output_len: int = attrs.field(default=128, validator=at_least(1))
+    """Tokens of an answer."""
+
+
+@attrs.frozen(kw_only=True)
+class StartupOptions:
+    """A server to start."""
+
+    command: str | None = None
+    """The command of another server, with {port} where its port goes; without it `triolet serve` and what follows --.
+    """
+    runs: int = attrs.field(default=3, validator=at_least(1))
+    """How often it is started; the median counts."""
+    kv_cache_memory: int | None = attrs.field(default=None, validator=at_least(1))
+    """Bytes of the server's KV cache, to be taken off its memory; `triolet serve` is started with as much."""
+    timeout: float = attrs.field(default=300.0, validator=above_zero)
+    """Seconds that it may take to answer."""
+
+
+@attrs.frozen(kw_only=True)
+class OutputOptions:
+    """What comes out beside the table."""
+
+    output: Path | None = None
+    """A file for the figures, as JSON."""
+
+
+@attrs.frozen(kw_only=True)
+class ReportOptions(OutputOptions):
+    """What comes out of a load."""
 
     goodput: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = ()
     """Goals in milliseconds, `ttft:300 tpot:50` (also itl, e2e): the requests per second that meet all are printed."""
-    output: Path | None = None
-    """A file for the figures, as JSON."""
 
     @property
     def goals(self) -> Goals:

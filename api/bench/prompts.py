@@ -103,7 +103,7 @@ class PromptOptions:
     file: Path | None = None
 
 
-def draw_sessions(options: PromptOptions, make: Maker, *, count: int, seed: int, round: int = 0) -> list[Session]:
+def draw_sessions(options: PromptOptions, make: Maker, *, count: int, seed: int | str, round: int = 0) -> list[Session]:
     """`count` sessions. Rounds share nothing: what a server kept of one does not help it in the next.
 
     Raises ConfigurationError for a file that cannot be used.

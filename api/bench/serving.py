@@ -10,10 +10,11 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .interference import Interference, interfere, report_interference
 from .load import Pace, run_load
 from .measure import Outcome, summarize
 from .options import LengthOptions, LoadOptions, ReportOptions, ServerOptions
-from .prompts import draw_sessions
+from .prompts import Maker, draw_sessions
 from .report import print_summaries, write_json
 from .rounds import in_turns, ratios
 from .target import Target
@@ -27,6 +28,8 @@ async def serve(servers: ServerOptions, lengths: LengthOptions, load: LoadOption
     goals = report.goals
     targets = await servers.probe()
     maker = lengths.maker(targets)
+    if load.interference is not None:
+        return await _interference(targets, maker, servers, lengths, load, report)
     num_rounds = load.rounds or (DEFAULT_ROUNDS if len(targets) > 1 else 1)
     concurrency = load.concurrency or (None if load.request_rate else DEFAULT_CONCURRENCY)
     sessions = [
@@ -70,6 +73,34 @@ async def serve(servers: ServerOptions, lengths: LengthOptions, load: LoadOption
         },
     )
     return int(any(summary.num_failed for summary in summaries.values()))
+
+
+async def _interference(
+    targets: list[Target],
+    maker: Maker,
+    servers: ServerOptions,
+    lengths: LengthOptions,
+    load: LoadOptions,
+    report: ReportOptions,
+) -> int:
+    async def run(target: Target, round: int) -> Interference:
+        return await interfere(
+            target,
+            maker,
+            prompt_len=load.interference or 0,
+            stream_len=load.input_len,
+            seed=lengths.seed + round,
+            timeout_s=servers.timeout,
+        )
+
+    rounds = await in_turns(targets, load.rounds or DEFAULT_ROUNDS, run)
+    console = Console()
+    for target in targets:
+        console.print(f"[bold]{target.name}[/bold] {target.address.url}  {target.model}", highlight=False)
+    figures = report_interference(console, targets, rounds)
+    urls = {target.name: target.address.url for target in targets}
+    write_json(report.output, {"command": "serve --interference", "servers": urls, "figures": figures})
+    return 0
 
 
 def settings(options: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import attrs
 import msgspec
 
 from ...engine.core.errors import StartError
-from .client import Address, Exchange, exchange, resolve
+from .client import Address, Client, Exchange, open_client, resolve
 from .measure import error_text, read_outcome
 from .prompts import Ask, Content, Endpoint, Message
 from .response import MalformedResponse, Response, read_response
@@ -51,8 +51,9 @@ class Target:
             body["prompt"] = _prompt([part if isinstance(part, str) else part.content for part in (*history, ask)])
         return self.address.request("POST", PATHS[self.endpoint], msgspec.json.encode(body | self.extra))
 
-    async def send(self, ask: Ask, history: tuple[Ask | str, ...] = (), *, timeout_s: float) -> Exchange:
-        return await exchange(self.address, self.request(ask, history), timeout_s=timeout_s)
+    async def send(self, client: Client, ask: Ask, history: tuple[Ask | str, ...] = (), **options: Any) -> Exchange:
+        """Ask; the options are those of `Client.exchange`."""
+        return await client.exchange(self.address, self.request(ask, history), **options)
 
 
 def _messages(part: Ask | str) -> list[Message]:
@@ -97,14 +98,15 @@ async def probe(
         takes_token_ids=endpoint == "completions",
         extra=extra or {},
     )
-    if target.takes_token_ids:
+    async with open_client() as client:
+        if target.takes_token_ids:
+            ask = Ask(content=(1001, 1002, 1003), max_tokens=2)
+            if read_outcome(await target.send(client, ask, timeout_s=PROBE_TIMEOUT_S)).error is None:
+                return target
+            target = attrs.evolve(target, takes_token_ids=False)
         outcome = read_outcome(
-            await target.send(Ask(content=(1001, 1002, 1003), max_tokens=2), timeout_s=PROBE_TIMEOUT_S)
+            await target.send(client, Ask(content="Hello there", max_tokens=2), timeout_s=PROBE_TIMEOUT_S)
         )
-        if outcome.error is None:
-            return target
-        target = attrs.evolve(target, takes_token_ids=False)
-    outcome = read_outcome(await target.send(Ask(content="Hello there", max_tokens=2), timeout_s=PROBE_TIMEOUT_S))
     if outcome.error is not None:
         raise ServerUnusable(f"{address.url} cannot be measured: {outcome.error}.")
     return target
@@ -112,7 +114,8 @@ async def probe(
 
 async def get(address: Address, path: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> Response:
     """GET a path. Raises ServerUnusable when there is no answer."""
-    result = await exchange(address, address.request("GET", path), timeout_s=timeout_s)
+    async with open_client() as client:
+        result = await client.exchange(address, address.request("GET", path), timeout_s=timeout_s)
     if result.error is not None:
         raise ServerUnusable(f"{address.url} cannot be measured: {result.error}.")
     try:
