@@ -56,6 +56,8 @@ class SchedulerLoop:
         self._check = check
         self._clock = clock
         self._in_flight: deque[StepPlan] = deque()
+        self._got_on_at = -math.inf
+        """When the device was given a first step, or landed one: the oldest in flight cannot have begun earlier."""
         self._step_timeout_s = step_timeout_s
         self._recovery = Recovery(scheduler, device, max_losses_in_a_row=max_losses_in_a_row)
         self.stuck: str | None = None
@@ -100,13 +102,15 @@ class SchedulerLoop:
             plan = self._scheduler.plan(self._clock())
             if plan is None:
                 return
+            if not self._in_flight:
+                self._got_on_at = self._clock()
             self._device.send(plan)
             self._in_flight.append(plan)
 
     async def _land(self) -> None:
         """Let the oldest step land. With room on the device, return as well when a message has come."""
         result = None
-        with trio.move_on_after(self._step_timeout_s) as scope:
+        with trio.move_on_at(self._got_on_at + self._step_timeout_s) as scope:
             if len(self._in_flight) < self._depth:
                 result = await race(self._device.receive, self._inbox.wait)
             else:
@@ -115,7 +119,8 @@ class SchedulerLoop:
             result = await self._wait_for_a_hanging_step()
         if result is not None:
             self._in_flight.popleft()
-            self._scheduler.commit(result, self._clock())
+            self._got_on_at = self._clock()
+            self._scheduler.commit(result, self._got_on_at)
             self._recovery.landed()
 
     async def _wait_for_a_hanging_step(self) -> StepResult | None:

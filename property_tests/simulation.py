@@ -58,6 +58,10 @@ class Scenario:
     """The step at which the device raises, and no longer answers."""
     device_faults: tuple[tuple[int, str], ...] = ()
     """Steps at which the device is "lost", "raises" once, or is out of "memory" once."""
+    hasty_rate: float = 0.0
+    """Requests that must be admitted within a short time."""
+    superseding_rate: float = 0.0
+    """Requests that share one of two keys, so that a newer one takes an older one's place."""
     decoder_fails_rate: float = 0.0
     """Requests whose text cannot be decoded."""
     cancel_first_at: int | None = None
@@ -72,6 +76,7 @@ class Tally:
     cut_off: int = 0
     refused: int = 0
     timed_out: int = 0
+    superseded: int = 0
     failed: int = 0
     dead: int = 0
 
@@ -266,7 +271,13 @@ class Simulation:
             n=draw.choice((1, 1, 1, 2)), max_tokens=draw.randint(1, 40), seed=number, ignore_eos=draw.random() < 0.5
         )
         deadline = trio.current_time() + draw.uniform(0, 40) if draw.random() < 0.1 else None
-        options = RequestOptions(priority=draw.randint(0, 2), fairness_key=draw.choice("ab"), deadline=deadline)
+        options = RequestOptions(
+            priority=draw.randint(0, 2),
+            fairness_key=draw.choice("ab"),
+            deadline=deadline,
+            max_queue_time_s=draw.uniform(0, 5) if draw.random() < self.scenario.hasty_rate else None,
+            supersede_key=draw.choice("kl") if draw.random() < self.scenario.superseding_rate else None,
+        )
         cancels = draw.random() < self.scenario.cancel_rate
         patience = draw.choice((0.0, 0.005, 0.5, 3.0, 10.0)) if cancels and draw.random() < 0.7 else float("inf")
         most_reads = draw.randint(0, 10) if cancels and patience == float("inf") else 10**9
@@ -295,12 +306,16 @@ class Simulation:
             self.tally.dead += 1
         else:
             cut = scope.cancelled_caught or None in reasons
-            self._check(prompt, params, given, reasons, cut=cut or FinishReason.TIMEOUT in reasons)
+            ended = FinishReason.TIMEOUT in reasons or FinishReason.ABORT in reasons
+            self._check(prompt, params, given, reasons, cut=cut or ended)
             if cut:
                 self.tally.cut_off += 1
             elif FinishReason.TIMEOUT in reasons:
                 assert deadline is not None
                 self.tally.timed_out += 1
+            elif FinishReason.ABORT in reasons:
+                assert options.supersede_key is not None
+                self.tally.superseded += 1
             else:
                 self.tally.complete += 1
 

@@ -40,9 +40,12 @@ def storm_size() -> int:
     policy=st.sampled_from(["fcfs", "priority", "fair"]),
     num_blocks=st.sampled_from([30, 48, 200]),
     decoder_fails_rate=st.sampled_from([0.0, 0.2]),
+    hasty_rate=st.sampled_from([0.0, 0.3]),
+    superseding_rate=st.sampled_from([0.0, 0.5]),
 )
 def test_s7_s8_k11_any_load_ends_well(**drawn: object) -> None:
-    """S7, S8, K11: arrivals, cancellations, slow readers, deadlines and broken decoders in any mixture."""
+    """S7, S8, K11: arrivals, cancellations, slow readers, deadlines, short patience with the queue, newer requests in
+    the place of older ones, and broken decoders in any mixture."""
     run(Scenario(num_requests=25, max_num_queued_reqs=16, **drawn))  # type: ignore[arg-type]
 
 
@@ -123,6 +126,24 @@ def test_s7_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(depth: in
         outcome = run(attrs.evolve(scenario, device_faults=((step, "raises"),)))
         assert 0 < outcome.tally.failed <= scenario.max_num_seqs + 1
         assert outcome.tally.failed + outcome.tally.complete + outcome.tally.timed_out == 12
+
+
+def test_a_queue_with_haste_and_supersession_refuses_some_and_replaces_some() -> None:
+    """Under overload, who must be admitted soon is told to come back, and who is superseded is told so."""
+    outcome = run(
+        Scenario(
+            seed=23,
+            num_requests=200,
+            cancel_rate=0.0,
+            arrivals_per_s=10.0,
+            hasty_rate=0.5,
+            superseding_rate=0.5,
+            max_num_queued_reqs=500,
+        )
+    )
+    assert outcome.tally.refused > 20
+    assert outcome.tally.superseded > 20
+    assert outcome.tally.complete > 20
 
 
 @given(

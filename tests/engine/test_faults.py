@@ -220,6 +220,21 @@ async def test_a_step_that_hangs_turns_health_until_it_lands(
     assert "the step has landed after all" in caplog.messages
 
 
+async def test_messages_do_not_hide_a_hanging_step(autojump_clock: trio.testing.MockClock) -> None:
+    """At depth 2, where a message wakes the loop, the time still counts from when the step could begin."""
+    simulation = simulate(step_timeout_s=10.0, max_num_seqs=1)
+    simulation.device.faults[1] = 100.0
+    async with run_engine(simulation.parts, check=True, depth=2) as engine:
+        async with trio.open_nursery() as nursery:
+            readers = Readers(engine, nursery)
+            await readers.start("x\n")
+            for number in range(4):
+                await trio.sleep(3)
+                await readers.start(f"{number}\n")
+            assert engine.health is not None
+        assert len(readers.ends) == 5
+
+
 async def test_a_step_that_hangs_where_it_can_be_given_up_is_lost(autojump_clock: trio.testing.MockClock) -> None:
     """Health has a reason until the device has been replaced; the streams go on."""
     simulation = simulate(step_timeout_s=10.0)
