@@ -3,7 +3,8 @@
 1. A write is tried without waiting first; only a full socket waits, and no longer than a deadline. An event then costs
    about a third, and a client that stops reading cannot hold a request, or the shutdown, for ever.
 2. Reading goes on while a request is answered: what the client sends ahead waits in a short queue, so its leaving is
-   seen at once even behind stray or pipelined bytes. A failed write ends the reading too.
+   seen at once even behind stray or pipelined bytes. A failed write ends the reading too, and the end of the reading
+   ends every write that waits.
 3. No websockets: an upgrade is not taken, and the request is answered as plain HTTP/1.1. (hypercorn dies of a malformed
    websocket upgrade, its issue 225.) HTTP/2 is our own (`http2.py`), told by its preface, over TLS and without.
 4. An exception ends its connection, with one line in the log, and never the server.
@@ -18,7 +19,7 @@ from functools import partial
 import h11
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Request, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
@@ -101,6 +102,8 @@ class Connection(TCPServer):
         self._is_tls = isinstance(stream, trio.SSLStream)
         self._socket = stream.transport_stream.socket if isinstance(stream, trio.SSLStream) else stream.socket
         self._reading = trio.CancelScope()
+        self._writes: set[trio.CancelScope] = set()
+        self._has_left = False
 
     async def run(self) -> None:
         try:
@@ -150,7 +153,7 @@ class Connection(TCPServer):
         )
 
     async def _speak_http2(self) -> None:
-        self._speak(partial(Http2, policy=self._policy, num_tasks=self._num_tasks))
+        self._speak(partial(Http2, policy=self._policy, write_now=self.write_now, num_tasks=self._num_tasks))
         await self.protocol.initiate()
 
     def _num_tasks(self) -> int:
@@ -164,6 +167,9 @@ class Connection(TCPServer):
                 nursery.start_soon(self._feed, pending)
                 await self._read_into(ahead)
                 nursery.cancel_scope.cancel()
+        self._has_left = True
+        for scope in self._writes:
+            scope.cancel()
         await self.protocol.handle(Closed())
 
     async def _read_into(self, ahead: "trio.MemorySendChannel[bytes]") -> None:
@@ -189,39 +195,50 @@ class Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         if type(event) is not RawData:
+            if self._has_left and isinstance(event, Updated):
+                return  # It will not be idle, it will be gone.
             # Closing, and being idle, must not be lost with the task of an app that is cancelled.
             with trio.CancelScope(shield=True):
                 await super().protocol_send(event)
             return
-        data = event.data
-        if not self._is_tls and not self.send_lock.locked():
-            try:
-                num_sent = os.write(self._socket.fileno(), data)
-            except BlockingIOError:
-                num_sent = 0
-            except OSError:
-                await self._lose()
-                return
-            if num_sent == len(data):
-                return  # No checkpoint: whoever sends in a loop has one of its own.
-            data = data[num_sent:]
-        await self._write_slowly(data)
+        rest = self.write_now(event.data)
+        if rest:
+            await self._write_slowly(rest)
+        elif self._reading.cancel_called:
+            await trio.lowlevel.checkpoint()  # A sender in a loop must not spin until it has heard of it.
+
+    def write_now(self, data: bytes) -> bytes:
+        """Write what the socket takes at once, nothing of it with TLS, and give back the rest. What is written to a
+        client that is gone is lost, and ends the reading, which tells the requests.
+
+        No checkpoint: whoever sends in a loop has one of its own.
+        """
+        if self._has_left:
+            return b""
+        if self._is_tls or self.send_lock.locked():
+            return data
+        try:
+            return data[os.write(self._socket.fileno(), data) :]
+        except BlockingIOError:
+            return data
+        except OSError:
+            self._reading.cancel()
+            return b""
 
     async def _write_slowly(self, data: bytes) -> None:
         """Wait for room in the socket. Shielded, the lock too: a cancellation must not leave half an event behind."""
         try:
             with self._policy.waiting(trio.current_time() + self._policy.timeout_s) as scope:
+                self._writes.add(scope)
                 async with self.send_lock:
                     await self.stream.send_all(data)
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
+        finally:
+            self._writes.discard(scope)
         if scope.cancelled_caught:
             log.debug("dropped a client that had stopped reading")
             await trio.aclose_forcefully(self.stream)
-        await self._lose()
-
-    async def _lose(self) -> None:
-        """The client is gone: end the reading, which tells the request. A checkpoint, so that a sender cannot spin."""
         self._reading.cancel()
         await trio.lowlevel.checkpoint()

@@ -60,7 +60,7 @@ class Gate:
 
     def _admit(self, scope: Scope) -> Route | None:
         """The route for a request, None for the rest. Raises what it is refused for."""
-        if not scope["http_version"].startswith("1."):
+        if not (scope["http_version"].startswith("1.") or (self._config.http2 and scope["http_version"] == "2")):
             raise VersionRefused("This server speaks HTTP/1.1 only.")
         if not scope["path"].startswith("/"):
             scope["path"] = urlsplit(scope["path"]).path or "/"

@@ -31,10 +31,6 @@ from .terms import Envelope, new_request_id
 
 log = logging.getLogger(__name__)
 
-QUEUE_SLACK_S = 0.5
-"""A queue's limit is kept at the next step boundary: a step and the way to here take no longer than this, mostly. Where
-they do, the refusal is the stream's only event instead of a status."""
-
 
 class GenerateRoute:
     """Answers one route; `make_job` reads its body."""
@@ -57,9 +53,7 @@ class GenerateRoute:
             job = self._make_job(self._service, body, envelope)
             terms = job.terms
             reply.request_id = terms.request_id
-            with self._service.lifecycle.request(
-                terms.request_id, caller=terms.caller, supersede_key=terms.supersede_key
-            ) as request:
+            with self._service.lifecycle.request(terms.request_id, caller=terms.caller) as request:
                 await self._run(job, request, reply)
             outcome = request.ended_by or "done"
         except Exception as error:
@@ -100,26 +94,14 @@ class GenerateRoute:
                 told[index] = True
                 await reply.event(data)
 
-        followers = [Follower(self._service.engine, job, index, request) for index in range(len(job.prompts))]
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as following:
-                for follower in followers:
-                    await following.start(follower.run, take, may_send)
-                await self._wait_admitted(job, followers)
+                for index in range(len(job.prompts)):
+                    await following.start(Follower(self._service.engine, job, index, request).run, take, may_send)
                 await reply.start_stream()
                 nursery.start_soon(reply.keep_alive, self._service.config.ping_interval)
                 may_send.set()
             nursery.cancel_scope.cancel()
-
-    async def _wait_admitted(self, job: Job, followers: list[Follower]) -> None:
-        """Where its time in the queue is limited, a stream starts when that time is over, or was not needed: until then
-        the refusal may come, and is a status of its own. Without a limit it starts at once, and pings while it waits.
-        """
-        if job.terms.queue_deadline is None:
-            return
-        with trio.move_on_at(job.terms.queue_deadline + QUEUE_SLACK_S):
-            for follower in followers:
-                await follower.begun.wait()
 
     async def _collect(self, job: Job, request: OpenRequest, answers: list[Answer], reply: Reply) -> None:
         may_take = trio.Event()

@@ -1,9 +1,15 @@
 """HTTP/2 on one connection: frames by the library h2, each stream an ASGI request of its own, as with HTTP/1.1.
 
-It replaces hypercorn's, which buffers without bound for a client that doesn't read. Here nothing is buffered: the
-task that sends a body sends as far as the client's windows reach and waits there; if that takes longer than a write
-may, its stream is reset and its request freed, and the other streams go on. Priorities are ignored, as RFC 9113
-advises; nothing is pushed, and no CONNECT is taken.
+It replaces hypercorn's, which buffers without bound for a client that doesn't read. Here the task that sends a body
+makes one frame at a time, when the client's windows are open and the socket has taken what was there before; if that
+takes longer than a write may, its stream is reset and its request freed, and the other streams go on. A stream that is
+reset lets go of its task at once, also where the socket is full: what is left of a frame is the writer's.
+
+    connection's nursery
+    ├── writer                   what the socket did not take at once
+    └── requests                 one task for each stream
+
+Priorities are ignored, as RFC 9113 advises; nothing is pushed, and no CONNECT is taken.
 
 A stream that is reset, a GOAWAY, and a connection that closes wholly or by half all count as the client's leaving.
 """
@@ -43,6 +49,9 @@ TASKS_MAX = 2 * STREAMS_MAX
 
 HEAD_BYTES_MAX = 64 * 1024
 
+UNSENT_BYTES_MAX = 256 * 1024
+"""Past this, of answers to a client's own frames, nothing more is read from it until it reads."""
+
 LAST_NEWS_S = 1.0
 """How long telling an app that its stream has ended may wait for room in its queue."""
 
@@ -56,7 +65,8 @@ class _Stream:
 
     id: int
     http: HTTPStream
-    window_moved: trio.Event = attrs.field(factory=trio.Event)
+    moved: trio.Event = attrs.field(factory=trio.Event)
+    """Set when a window has, or the writer is done, or the stream is gone."""
     has_request: bool = False
     """The whole request has come."""
     has_response: bool = False
@@ -81,6 +91,7 @@ class Http2:
         send: Callable[[Event], Awaitable[None]],
         *,
         policy: WritePolicy,
+        write_now: Callable[[bytes], bytes],
         num_tasks: Callable[[], int],
     ) -> None:
         self._app = app
@@ -92,7 +103,12 @@ class Http2:
         self._addresses = (client, server)
         self._send = send
         self._policy = policy
+        self._write_now = write_now
         self._num_tasks = num_tasks
+        self._unsent = b""
+        self._is_writing = False
+        self._writable = trio.Event()
+        self._written = trio.Event()
         self._streams: dict[int, _Stream] = {}
         self._closed = False
         self._h2 = h2.connection.H2Connection(config=h2.config.H2Configuration(client_side=False, header_encoding=None))
@@ -105,8 +121,9 @@ class Http2:
         )
 
     async def initiate(self) -> None:
+        self._task_group.spawn(self._write)
         self._h2.initiate_connection()
-        await self._flush()
+        self._flush()
 
     # From the client
 
@@ -117,12 +134,14 @@ class Http2:
             try:
                 events = self._h2.receive_data(event.data)
             except h2.exceptions.ProtocolError:
-                await self._flush()  # says what was wrong
+                self._flush()  # says what was wrong
                 await self._send(Closed())
                 return
             for received in events:
                 await self._receive(received)
-            await self._flush()
+            self._flush()
+            while len(self._unsent) > UNSENT_BYTES_MAX and not self._closed:
+                await self._written.wait()
 
     async def _receive(self, event: h2.events.Event) -> None:
         match event:
@@ -159,7 +178,7 @@ class Http2:
             return
         if self._num_tasks() > TASKS_MAX:
             self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-            await self._flush()
+            self._flush()
             await self._send(Closed())
             return
         client, server = self._addresses
@@ -205,39 +224,43 @@ class Http2:
                 headers += self._config.response_headers("h2")
                 with suppress(h2.exceptions.ProtocolError):
                     self._h2.send_headers(stream.id, [entry for entry in headers if entry[0] not in _HOP_BY_HOP])
-                await self._flush()
+                self._flush()
             case Body():
                 await self._send_body(stream, event.data)
             case EndBody():
                 with suppress(h2.exceptions.ProtocolError):
                     self._h2.end_stream(stream.id)
                     stream.has_response = True
-                await self._flush()
+                self._flush()
             case StreamClosed():
                 await self._finish(stream)
 
     async def _send_body(self, stream: _Stream, data: bytes) -> None:
-        """As far as the windows reach, then wait. One deadline for all of it."""
+        """Frame after frame, with one deadline for all the waiting."""
         deadline_s = math.inf
         while data and not stream.gone:
             try:
-                room = min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
-                if room > 0:
-                    self._h2.send_data(stream.id, data[:room])
+                window = self._h2.local_flow_control_window(stream.id)
+                size = 0 if self._is_writing else min(window, self._h2.max_outbound_frame_size)
+                if size > 0:
+                    self._h2.send_data(stream.id, data[:size])
             except h2.exceptions.ProtocolError:
                 return  # The client has left; its news is on the way.
-            if room > 0:
-                data = data[room:]
-                await self._flush()
+            if size > 0:
+                data = data[size:]
+                self._flush()
                 continue
             if deadline_s == math.inf:
                 deadline_s = trio.current_time() + self._policy.timeout_s
-            with self._policy.waiting(deadline_s) as scope:
-                await stream.window_moved.wait()
-            if scope.cancelled_caught:
+            if not await self._wait(stream, deadline_s):
                 self._reset(stream.id, ErrorCodes.CANCEL)
-                await self._flush()
                 await self._drop(stream)
+
+    async def _wait(self, stream: _Stream, deadline_s: float) -> bool:
+        """Until something has moved for a stream. False: it is too late."""
+        with self._policy.waiting(deadline_s) as scope:
+            await stream.moved.wait()
+        return not scope.cancelled_caught
 
     async def _finish(self, stream: _Stream) -> None:
         """The request's task has nothing more to say. Shielded: the news of the end may cancel this very task."""
@@ -247,7 +270,9 @@ class Http2:
                     self._reset(stream.id, ErrorCodes.INTERNAL_ERROR)
                 elif not stream.has_request:
                     self._reset(stream.id, ErrorCodes.NO_ERROR)  # the rest of the request is not wanted
-                await self._flush()
+            deadline_s = trio.current_time() + self._policy.timeout_s
+            while self._is_writing and not stream.gone and await self._wait(stream, deadline_s):
+                pass  # An idle connection may be closed: not before the client has the end of this.
             await self._drop(stream)
 
     async def _drop(self, stream: _Stream) -> None:
@@ -267,20 +292,42 @@ class Http2:
         self._closed = True
         with suppress(h2.exceptions.ProtocolError):
             self._h2.close_connection()
-        await self._flush()
+        self._flush()
+        self._writable.set()
+        self._written.set()
         for stream in list(self._streams.values()):
             await self._drop(stream)
 
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         with suppress(h2.exceptions.ProtocolError):
             self._h2.reset_stream(stream_id, code)
+        self._flush()
 
-    async def _flush(self) -> None:
+    def _flush(self) -> None:
+        """Send what there is to send, or leave it to the writer, who is at it already."""
         data = self._h2.data_to_send()
+        if not self._is_writing and data:
+            data = self._write_now(data)
         if data:
-            await self._send(RawData(data=data))
+            self._unsent += data
+            self._is_writing = True
+            self._writable.set()
+
+    async def _write(self) -> None:
+        """A task of the connection, until it closes."""
+        while not self._closed:
+            await self._writable.wait()
+            self._writable = trio.Event()
+            while self._unsent and not self._closed:
+                data, self._unsent = self._unsent, b""
+                await self._send(RawData(data=data))
+                self._written.set()
+                self._written = trio.Event()
+            self._is_writing = False
+            for stream in self._streams.values():
+                _wake(stream)
 
 
 def _wake(stream: _Stream) -> None:
-    stream.window_moved.set()
-    stream.window_moved = trio.Event()
+    stream.moved.set()
+    stream.moved = trio.Event()

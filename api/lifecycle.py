@@ -12,22 +12,20 @@ from ..engine.core.errors import TrioletError
 from .errors import ShuttingDown
 
 CANCELLED = "cancelled"
-SUPERSEDED = "superseded"
 
 
 class OpenRequest:
     """A request that is being answered. Its scope holds the generation, and nothing of the answer's last words."""
 
-    def __init__(self, request_id: str, *, caller: str = "", supersede_key: str | None = None) -> None:
+    def __init__(self, request_id: str, *, caller: str = "") -> None:
         self.request_id = request_id
         """What its client calls it; several may have the same name."""
         self.caller = caller
         """Whose it is: names are told apart by it."""
-        self.supersede_key = supersede_key
         self.scope = trio.CancelScope()
         self.error: TrioletError | None = None
         self.ended_by: str | None = None
-        """CANCELLED or SUPERSEDED, once it has been."""
+        """The stop reason that its client is told, once it has been ended from outside."""
         self._on_end: list[Callable[[], None]] = []
 
     def interrupt(self, error: TrioletError) -> None:
@@ -57,7 +55,6 @@ class Lifecycle:
         self.open_requests: set[OpenRequest] = set()
         self.closed_because: TrioletError | None = None
         self._by_name: dict[tuple[str, str], set[OpenRequest]] = {}
-        self._newest: dict[tuple[str, str], OpenRequest] = {}
         self._idle = trio.Event()
 
     @contextmanager
@@ -68,8 +65,7 @@ class Lifecycle:
         """
         if self.closed_because is not None:
             raise self.closed_because.with_traceback(None)  # One object, raised often: it must not collect frames.
-        request = OpenRequest(request_id, caller=caller, supersede_key=supersede_key)
-        self._supersede(request)
+        request = OpenRequest(request_id, caller=caller)
         self.open_requests.add(request)
         self._by_name.setdefault((caller, request_id), set()).add(request)
         try:
@@ -109,23 +105,11 @@ class Lifecycle:
             self._idle = trio.Event()
             await self._idle.wait()
 
-    def _supersede(self, request: OpenRequest) -> None:
-        if request.supersede_key is None:
-            return
-        key = (request.caller, request.supersede_key)
-        older = self._newest.get(key)
-        self._newest[key] = request
-        if older is not None:
-            older.end(SUPERSEDED)
-
     def _forget(self, request: OpenRequest) -> None:
         self.open_requests.remove(request)
         name = (request.caller, request.request_id)
         self._by_name[name].remove(request)
         if not self._by_name[name]:
             del self._by_name[name]
-        key = (request.caller, request.supersede_key or "")
-        if self._newest.get(key) is request:
-            del self._newest[key]
         if not self.open_requests:
             self._idle.set()

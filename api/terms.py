@@ -47,11 +47,6 @@ class Terms:
 
     request_id: str
     caller: str
-    supersede_key: str | None
-    deadline: float | None
-    """A moment of the trio clock."""
-    queue_deadline: float | None
-    """A moment of the trio clock; only with `options.max_queue_time_s`."""
     options: RequestOptions
 
 
@@ -70,20 +65,19 @@ def read_terms(request: GenerateRequest, envelope: Envelope, config: ServerConfi
     max_queue_time_s = _seconds("max_queue_time", request.max_queue_time)
     if max_queue_time_s is None:
         max_queue_time_s = config.max_queue_time
-    deadline = None if timeout_s is None else now + timeout_s
     fairness_key = _header_key(headers, "X-Fairness-Key")
+    supersede_key = _header_key(headers, "X-Supersede-Key")
     options = RequestOptions(
         priority=_priority(request.priority),
         fairness_key=envelope.caller if fairness_key is None else f"{envelope.caller}/{fairness_key}",
-        deadline=deadline,
+        deadline=None if timeout_s is None else now + timeout_s,
+        max_queue_time_s=max_queue_time_s,
+        supersede_key=None if supersede_key is None else f"{envelope.caller}/{supersede_key}",
         extra_keys=_extra_keys(request.cache_salt, envelope.caller if config.cache_isolation else None),
     )
     return Terms(
         request_id=_request_id(request.request_id, envelope),
         caller=envelope.caller,
-        supersede_key=_header_key(headers, "X-Supersede-Key"),
-        deadline=deadline,
-        queue_deadline=None if max_queue_time_s is None else now + max_queue_time_s,
         options=options,
     )
 

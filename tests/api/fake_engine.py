@@ -103,9 +103,9 @@ class FakeEngine:
         return self._generate(prompt, params, request_id, options)
 
     def abort(self, request_id: str) -> bool:
-        """Only those that are past the tokenizer. What is held stays so until it is released."""
+        """Only noted: what is held stays so until it is released."""
         seen = self.open.get(request_id)
-        if seen is None or seen.stage == "tokenizing" or seen.aborted:
+        if seen is None or seen.aborted:
             return False
         seen.aborted = True
         return True
@@ -195,6 +195,9 @@ class FakeStream:
 
     def __aiter__(self) -> "FakeStream":
         return self
+
+    async def admitted(self) -> None:
+        await trio.lowlevel.checkpoint()
 
     async def __anext__(self) -> Output:
         engine, seen = self._engine, self._seen

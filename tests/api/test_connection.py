@@ -81,9 +81,9 @@ async def test_an_upgrade_is_not_taken(head: bytes) -> None:
         await alive(rig)
 
 
-async def test_http2_without_tls_is_refused() -> None:
-    """The preface is answered with 505 and the end of the connection."""
-    async with serving() as rig, await rig.connect() as stream:
+async def test_http2_can_be_refused() -> None:
+    """With --no-http2 its preface is answered with 505 and the end of the connection."""
+    async with serving(http2=False) as rig, await rig.connect() as stream:
         await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
         answer = await read_to_end(stream)
         assert answer.startswith(b"HTTP/1.1 505")

@@ -1,0 +1,1 @@
+"""The cancellation contract (docs/cancellation.md), line by line, over real sockets."""
