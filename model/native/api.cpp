@@ -104,6 +104,34 @@ const char* triolet_copy_blocks(KVCache* cache, const int64_t* sources, const in
   });
 }
 
+// Attention by itself, as the tests look at it: keys and values [num_tokens][num_kv_heads][head_dim] go into their slots,
+// then queries [num_tokens][num_heads][head_dim] are answered. One table, one tensor.
+const char* triolet_attend(KVCache* cache, int num_heads, int window, float soft_cap, int num_tokens, int num_sequences,
+                           const int64_t* query_lengths, const int64_t* context_lengths, const int32_t* table,
+                           int table_width, const int64_t* slots, const float* keys, const float* values,
+                           const float* queries, float* outputs, int threads) {
+  return guarded([&]() -> std::string {
+    const int kv_heads = cache->num_kv_heads, dim = cache->head_dim;
+    for (int i = 0; i < num_tokens; i++)
+      for (int h = 0; h < kv_heads; h++) {
+        const int64_t at = ((int64_t)i * kv_heads + h) * dim;
+        write_token(*cache, 0, slots[i], h, keys + at, values + at);
+      }
+    const AttentionShape shape{num_heads, kv_heads, dim, 1 / std::sqrt((float)dim), window, soft_cap};
+    const Layout layout{num_tokens, num_sequences, query_lengths, context_lengths, &table, &slots, table_width};
+    Units units;
+    units.plan(shape, layout);
+    Pool& pool = Pool::shared();
+    std::vector<Scratch> scratch(pool.size());
+    for (Scratch& one : scratch) one.allocate(dim);
+    pool.begin(threads);
+    attention(pool, shape, *cache, 0, 0, layout, units, scratch.data(), queries, (int64_t)num_heads * dim, outputs,
+              (int64_t)num_heads * dim);
+    pool.end();
+    return "";
+  });
+}
+
 // The tape borrows matrices, norms and the cache: the caller keeps them alive.
 const char* triolet_new_tape(Tape** tape, const ModelShape* shape, const Op* ops, int num_ops, const BufferShape* buffers,
                              int num_buffers, KVCache* cache) {

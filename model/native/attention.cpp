@@ -247,7 +247,7 @@ void Units::plan(const AttentionShape& shape, const Layout& layout) {
   int64_t row = 0;
   for (int s = 0; s < layout.num_sequences; s++) {
     const int length = (int)layout.query_lengths[s];
-    for (int first = (length - 1) / tokens * tokens; first >= 0; first -= tokens)
+    for (int first = (length + tokens - 1) / tokens * tokens - tokens; first >= 0; first -= tokens)
       for (int kv_head = 0; kv_head < shape.num_kv_heads; kv_head++)
         for (int head = 0; head < sharing; head += heads)
           units[count++] = {s, kv_head, first, std::min(tokens, length - first), head,

@@ -123,6 +123,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "block_bytes": (c_int64, (c_void_p,)),
     "free_cache": (None, (c_void_p,)),
     "copy_blocks": (c_char_p, (c_void_p, c_void_p, c_void_p, c_int)),
+    "attend": (
+        c_char_p,
+        (c_void_p, c_int, c_int, c_float, c_int, c_int, *[c_void_p] * 3, c_int, *[c_void_p] * 5, c_int),
+    ),
     "new_tape": (
         c_char_p,
         (POINTER(c_void_p), POINTER(ModelShape), POINTER(Op), c_int, POINTER(BufferShape), c_int, c_void_p),

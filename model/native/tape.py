@@ -31,9 +31,9 @@ class Tape:
         self.model, self.kv = model, kv
         self.labels: list[str] = []
         """What each operation is, for a breakdown."""
-        self._ops: list[Op] = []
+        self.ops: list[Op] = []
         self._write(attention_soft_cap, logits_soft_cap)
-        self.handle = create(model, kv, self._ops, buffer_shapes(model.spec))
+        self.handle = create(model, kv, self.ops, buffer_shapes(model.spec))
         weakref.finalize(self, model.library.free_tape, self.handle)
 
     def _write(self, attention_soft_cap: float, logits_soft_cap: float) -> None:
@@ -74,7 +74,7 @@ class Tape:
         **fields: float,
     ) -> None:
         self.labels.append(label)
-        self._ops.append(
+        self.ops.append(
             Op(
                 code=code,
                 source=source,
