@@ -19,6 +19,7 @@ from .answer import Answer
 from .core.errors import RequestFailed
 from .core.events import Admitted, Finished, FinishReason, StepEvents
 from .core.ids import RequestId, TokenId
+from .core.logprobs import TokenLogprobs
 from .inbox import Inbox
 from .messages import Abort, DetokenizerMessage, Opened, SchedulerMessage
 from .observer import Observer
@@ -72,20 +73,23 @@ class Detokenizer:
                         assert_never(message)
 
     def _open(self, message: Opened) -> None:
-        params, mailbox = message.params, message.request.mailbox
-        answers = [
-            Answer(mailbox, choice, decoder, stop=params.stop, min_tokens=params.min_tokens)
-            for choice, decoder in enumerate(message.decoders)
-        ]
+        mailbox = message.request.mailbox
+        answers = [Answer(mailbox, choice, decoder, message.params) for choice, decoder in enumerate(message.decoders)]
         self._readings[message.request.id] = _Reading(message.request, answers)
 
     def _step(self, events: StepEvents, now: float) -> None:
         for admitted in events.admitted:
             self._admit(admitted, now)
         readings = self._readings
-        for request_id, token, choice in zip(events.requests, events.token_ids, events.choices, strict=True):
+        for request_id, (_, entries) in events.prompt_logprobs:
+            mailbox = readings[request_id].request.mailbox
+            if not mailbox.closed:
+                mailbox.prompt_logprobs += entries
+        all_logprobs = events.logprobs or (None,) * len(events.requests)
+        columns = (events.requests, events.token_ids, events.choices, all_logprobs)
+        for request_id, token, choice, logprobs in zip(*columns, strict=True):
             reading = readings[request_id]
-            self._take_token(reading.request, reading.answers[choice], token, now)
+            self._take_token(reading.request, reading.answers[choice], token, logprobs, now)
         for finished in events.finished:
             self._finish(finished, now)
 
@@ -95,11 +99,13 @@ class Detokenizer:
         request.admitted_time = now
         self._registry.move(request, Stage.ADMITTED, now)
 
-    def _take_token(self, request: OpenRequest, answer: Answer, token: TokenId, now: float) -> None:
+    def _take_token(
+        self, request: OpenRequest, answer: Answer, token: TokenId, logprobs: TokenLogprobs | None, now: float
+    ) -> None:
         if answer.over or request.mailbox.closed:
             return  # after its stop string, or nobody reads
         try:
-            answer.push(token)
+            answer.push(token, logprobs)
         except Exception as error:
             self._break(request, error)
             return
@@ -132,7 +138,7 @@ class Detokenizer:
     def _end(self, request: OpenRequest, answer: Answer, finished: Finished) -> None:
         if not request.mailbox.closed:
             try:
-                answer.flush()
+                answer.flush(finished.end_token)
             except Exception as error:
                 self._break(request, error)
         answer.finish(finished, aborted_by=request.aborted_by)

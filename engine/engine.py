@@ -25,7 +25,7 @@ from .inbox import Inbox
 from .mailbox import End
 from .messages import Abort, DetokenizerMessage, Opened, SchedulerMessage, Submit
 from .options import DEFAULT_OPTIONS, RequestOptions
-from .prompt import Prompt, as_prompt, check_length, estimate_num_tokens, fit_params, prompt_param
+from .prompt import Prompt, as_prompt, check_ids, check_length, estimate_num_tokens, fit_params, prompt_param
 from .registry import OpenRequest, Registry, Stage
 from .stats import EngineStats
 from .stream import SUPERSEDED, RequestStream
@@ -167,10 +167,14 @@ class Engine:
             params,
             num_prompt_tokens=len(token_ids),
             max_model_len=limit,
-            vocab_size=self._facts.vocab_size,
             max_num_seqs=self._facts.max_num_seqs,
         )
-        decoders = tuple(self.tokenizer.incremental(token_ids) for _ in range(params.n))
+        if params.bad_words:
+            bad_words = self.tokenizer.bad_word_token_ids(params.bad_words)
+            params = attrs.evolve(params, bad_word_token_ids=params.bad_word_token_ids + bad_words)
+        check_ids(params, vocab_size=self._facts.vocab_size)
+        skip = params.skip_special_tokens
+        decoders = tuple(self.tokenizer.incremental(token_ids, skip_special_tokens=skip) for _ in range(params.n))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64) - 2**63
         self._registry.count_tokens(request, len(token_ids))
         self._registry.move(request, Stage.WAITING, self._clock())

@@ -17,6 +17,7 @@ import trio
 from .config import EngineConfig
 from .core.errors import InvalidRequest, TrioletError
 from .core.events import FinishReason
+from .core.logprobs import TokenLogprobs
 from .core.params import SamplingParams
 from .device import Portal
 from .engine import Engine
@@ -38,6 +39,8 @@ class Choice:
     """The stop token or stop string that ended it, where one did."""
     score: float | None = None
     """With beam search: what it was ranked by."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids`, where they were asked for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +55,8 @@ class RequestOutput:
     """Prompt tokens that the prefix cache spared."""
     choices: tuple[Choice, ...]
     """`SamplingParams.n` answers."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One for each of `prompt_token_ids`, None for the first, where they were asked for."""
 
     @property
     def text(self) -> str:
@@ -201,12 +206,16 @@ async def _answer_all(
 async def _answer(engine: Engine, prompt: Prompt, params: SamplingParams) -> RequestOutput:
     texts: list[list[str]] = [[] for _ in range(params.n)]
     token_ids: list[list[int]] = [[] for _ in range(params.n)]
+    logprobs: list[list[TokenLogprobs]] = [[] for _ in range(params.n)]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     ends: dict[int, Choice] = {}
     num_cached_tokens = 0
     async with engine.generate(prompt, params) as stream:
         async for output in stream:
             texts[output.choice].append(output.text)
             token_ids[output.choice] += output.token_ids
+            logprobs[output.choice] += output.logprobs
+            prompt_logprobs = stream.prompt_logprobs
             num_cached_tokens = output.num_cached_tokens
             if output.finish_reason is not None:
                 ends[output.choice] = Choice(
@@ -215,6 +224,7 @@ async def _answer(engine: Engine, prompt: Prompt, params: SamplingParams) -> Req
                     finish_reason=output.finish_reason,
                     stop_reason=output.stop_reason,
                     score=output.score,
+                    logprobs=tuple(logprobs[output.choice]),
                 )
     return RequestOutput(
         request_id=stream.request_id,
@@ -222,4 +232,5 @@ async def _answer(engine: Engine, prompt: Prompt, params: SamplingParams) -> Req
         prompt_token_ids=stream.prompt_token_ids,
         num_cached_tokens=num_cached_tokens,
         choices=tuple(ends[choice] for choice in range(params.n)),
+        prompt_logprobs=prompt_logprobs,
     )

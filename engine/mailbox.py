@@ -12,6 +12,7 @@ import trio
 
 from .core.errors import TrioletError
 from .core.events import FinishReason
+from .core.logprobs import TokenLogprobs
 from .parking import ParkingSpot
 
 
@@ -26,6 +27,10 @@ class End:
     """Tokens of the whole answer, an end or stop token included."""
     score: float | None = None
     """With beam search: what the answer was ranked by."""
+    end_token_id: int | None = None
+    """The end or stop token that ended it; it is not among its tokens."""
+    end_logprobs: TokenLogprobs | None = None
+    """Those of the end token, where they were asked for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +41,8 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     end: End | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, or none where they were not asked for."""
 
 
 @attrs.define(eq=False)
@@ -44,6 +51,7 @@ class _Slot:
 
     texts: list[str] = attrs.field(factory=list)
     token_ids: list[int] = attrs.field(factory=list)
+    logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     end: End | None = None
     in_line: bool = False
 
@@ -54,7 +62,7 @@ class Mailbox:
     A request ends once: when all its answers have ended, or by `fail`.
     """
 
-    __slots__ = ("_closed", "_failure", "_line", "_num_open", "_slots", "_spot")
+    __slots__ = ("_closed", "_failure", "_line", "_num_open", "_slots", "_spot", "prompt_logprobs")
 
     def __init__(self, num_choices: int = 1) -> None:
         self._slots = [_Slot() for _ in range(num_choices)]
@@ -62,6 +70,8 @@ class Mailbox:
         self._num_open = num_choices
         self._failure: TrioletError | None = None
         self._closed = False
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's tokens from the second on, as far as they are known; all of them before the first token."""
         self._spot = ParkingSpot()
 
     @property
@@ -83,12 +93,15 @@ class Mailbox:
         """What `fail` was given."""
         return self._failure
 
-    def put(self, text: str, token_ids: tuple[int, ...], choice: int = 0) -> None:
+    def put(
+        self, text: str, token_ids: tuple[int, ...], choice: int = 0, logprobs: tuple[TokenLogprobs, ...] = ()
+    ) -> None:
         """Add what is new. The reader wakes for text only: tokens whose text is held back come with the next text."""
         slot = self._open_slot(choice)
         if self._closed:
             return
         slot.token_ids += token_ids
+        slot.logprobs += logprobs
         if text:
             slot.texts.append(text)
             self._announce(slot, choice)
@@ -115,6 +128,8 @@ class Mailbox:
         for slot in self._slots:
             slot.texts.clear()
             slot.token_ids.clear()
+            slot.logprobs.clear()
+        self.prompt_logprobs.clear()
         self._spot.wake()
 
     async def take(self) -> Delta | None:
@@ -138,9 +153,16 @@ class Mailbox:
 
     def _take(self, choice: int) -> Delta:
         slot = self._slots[choice]
-        delta = Delta(choice=choice, text="".join(slot.texts), token_ids=tuple(slot.token_ids), end=slot.end)
+        delta = Delta(
+            choice=choice,
+            text="".join(slot.texts),
+            token_ids=tuple(slot.token_ids),
+            logprobs=tuple(slot.logprobs),
+            end=slot.end,
+        )
         slot.texts.clear()
         slot.token_ids.clear()
+        slot.logprobs.clear()
         slot.in_line = False
         return delta
 

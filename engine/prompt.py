@@ -148,8 +148,20 @@ def check_length(num_tokens: int, *, max_model_len: int, param: str) -> None:
         )
 
 
+def check_ids(params: SamplingParams, *, vocab_size: int) -> None:
+    """Every token that the parameters name is one of the model's, or InvalidRequest names the field."""
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "logit_bias": tuple(token for token, _ in params.logit_bias),
+        "bad_words": tuple(token for word in params.bad_word_token_ids for token in word),
+    }
+    for param, token_ids in named.items():
+        check_token_ids(token_ids, vocab_size=vocab_size, param=param)
+
+
 def fit_params(
-    params: SamplingParams, *, num_prompt_tokens: int, max_model_len: int, vocab_size: int, max_num_seqs: int
+    params: SamplingParams, *, num_prompt_tokens: int, max_model_len: int, max_num_seqs: int
 ) -> SamplingParams:
     """The same parameters with `max_tokens` set: what the prompt leaves room for, or less where less was asked.
 
@@ -157,7 +169,6 @@ def fit_params(
     """
     if params.n > max_num_seqs:
         raise InvalidRequest(f"n must be at most {max_num_seqs} on this server, not {params.n}.", param="n")
-    check_token_ids(params.stop_token_ids, vocab_size=vocab_size, param="stop_token_ids")
     room = max_model_len - num_prompt_tokens
     if params.min_tokens > room:
         raise InvalidRequest(

@@ -49,12 +49,14 @@ class StopMatcher:
     """Takes a text piece by piece and gives back what may be shown.
 
     What is held back is always the beginning of a stop string, `[shown) [held) `: it is shown once the text goes on
-    differently, or by `flush` when the text is over.
+    differently, or by `flush` when the text is over. With `include` the stop string itself is shown too, and nothing is
+    held back.
     """
 
-    __slots__ = ("_automata", "_first_characters", "_held_length", "_held_of")
+    __slots__ = ("_automata", "_first_characters", "_held_length", "_held_of", "_include")
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
+        self._include = include
         self._automata = [_Automaton(text) for text in stop]
         self._first_characters = tuple({text[0] for text in stop})
         # The held text is never copied: it is the first `_held_length` characters of `_held_of`.
@@ -66,14 +68,19 @@ class StopMatcher:
 
         After a stop string the shown text is complete: nothing more may be pushed.
         """
-        if not self._held_length and not any(first in text for first in self._first_characters):
+        begun = self._held_length or (self._include and any(automaton.matched for automaton in self._automata))
+        if not begun and not any(first in text for first in self._first_characters):
             return text, None
         held_of, held_length = self._held_of, self._held_length
         for position, character in enumerate(text):
             complete = [automaton for automaton in self._automata if automaton.step(character)]
             if complete:
                 stop = max((automaton.text for automaton in complete), key=len)
+                if self._include:
+                    return text[: position + 1], stop
                 return _cut(held_of, held_length, text, held_length + position + 1 - len(stop)), stop
+        if self._include:
+            return text, None
         longest = max(self._automata, key=lambda automaton: automaton.matched)
         self._held_of, self._held_length = longest.text, longest.matched
         return _cut(held_of, held_length, text, held_length + len(text) - longest.matched), None

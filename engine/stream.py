@@ -11,6 +11,7 @@ import trio
 
 from .core.errors import Overloaded
 from .core.events import FinishReason
+from .core.logprobs import TokenLogprobs
 from .registry import QUEUED, OpenRequest
 
 SUPERSEDED = "superseded"
@@ -39,6 +40,12 @@ class Output:
     """Tokens so far; on the last output all of the answer's, an end or stop token included."""
     score: float | None = None
     """On the last output of an answer found by beam search: what it was ranked by."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids` where the request asked for them, else none."""
+    end_token_id: int | None = None
+    """On the last output of an answer that an end or stop token ended: which. It is not among the `token_ids`."""
+    end_logprobs: TokenLogprobs | None = None
+    """Those of the end token, where the request asked for logprobs."""
 
 
 class RequestStream(AsyncIterator[Output]):
@@ -64,6 +71,13 @@ class RequestStream(AsyncIterator[Output]):
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        """For each token of the prompt, None for the first, where the request asked for them. Complete once an output
+        has come; empty before, once its scope has been left, and where it did not ask."""
+        known = self._request.mailbox.prompt_logprobs
+        return (None, *known) if known else ()
 
     async def admitted(self) -> None:
         """Return once the request has been admitted, or has ended: whoever answers with a status knows it then.
@@ -95,4 +109,7 @@ class RequestStream(AsyncIterator[Output]):
             num_cached_tokens=self._request.num_cached_tokens,
             num_output_tokens=end.num_output_tokens if end is not None else num_output_tokens,
             score=end.score if end is not None else None,
+            logprobs=delta.logprobs,
+            end_token_id=end.end_token_id if end is not None else None,
+            end_logprobs=end.end_logprobs if end is not None else None,
         )

@@ -29,6 +29,10 @@ SLOW_S = 0.25
 WORKER_THREADS = 2
 """At most this many prompts are tokenized at a time: more would take cores from the device."""
 
+MAX_BAD_WORD_CHARACTERS = 8192
+MAX_BAD_WORD_TOKENS = 1024
+"""The last tokens of a text are compared with every bad word at every step."""
+
 T = TypeVar("T")
 
 
@@ -107,9 +111,28 @@ class TokenizerClient:
         check_token_ids(tuple(token_ids), vocab_size=self.vocab_size, param="tokens")
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def incremental(self, prompt_token_ids: Sequence[int]) -> IncrementalDecoder:
+    def incremental(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for the answer to this prompt."""
-        return _blame_the_request(partial(self._tokenizer.incremental, prompt_token_ids))
+        start = partial(self._tokenizer.incremental, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        return _blame_the_request(start)
+
+    def bad_word_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each word at the front of a text and, where that is spelled with as many tokens and another
+        first one, behind a space: vLLM's rule. Raises InvalidRequest for more than MAX_BAD_WORD_TOKENS in all."""
+        if sum(map(len, words)) > MAX_BAD_WORD_CHARACTERS:  # before time is spent on them
+            raise InvalidRequest(f"bad_words may have {MAX_BAD_WORD_CHARACTERS} characters in all.", param="bad_words")
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            plain, spaced = (tuple(encode(prefix + word.lstrip())) for prefix in ("", " "))
+            found.append(plain)
+            if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
+                found.append(spaced)
+        if (num_tokens := sum(map(len, found))) > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequest(
+                f"bad_words may have {MAX_BAD_WORD_TOKENS} tokens in all, these have {num_tokens}.", param="bad_words"
+            )
+        return tuple(found)
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Runs in any thread."""

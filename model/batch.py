@@ -18,6 +18,7 @@ from ..engine.core.ids import SequenceId
 from ..engine.core.plan import JoinedSequence, StepPlan, choice_seed
 from .attention.interface import Int32Array, Int64Array, StepLayout
 from .sampling import SamplingRows
+from .shaping import Shaper
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -32,7 +33,10 @@ class StepWork:
     sampled_rows: Int64Array
     """Rows of the batch that sample a token."""
     sampled_tokens: Int64Array
-    """Their last tokens' rows in the flat batch, in the same order."""
+    """The rows of the flat batch whose logits are wanted: the last tokens of `sampled_rows`, in the same order, then
+    the tokens before those that `scored` names."""
+    scored: tuple[tuple[int, int, Int64Array, int], ...] = ()
+    """Prompt tokens to report: row of the batch, position of the first, the tokens, how many rivals of each."""
 
 
 _COLUMNS = np.dtype(
@@ -49,6 +53,8 @@ _COLUMNS = np.dtype(
         ("seed", np.uint64),
         ("num_samples", np.int64),
         ("num_candidates", np.int64),
+        ("num_logprobs", np.int64),
+        ("prompt_logprobs_from", np.int64),
     ]
 )
 
@@ -71,6 +77,12 @@ class KeptBatch:
 
         self._num_special = 0
         """Rows that joined to draw several tokens, or none and report candidates."""
+        self._shapers: list[Shaper | None] = []
+        self._num_shaped = 0
+        self._num_reporting = 0
+        """Rows that report the log-probabilities of their tokens."""
+        self._num_scoring = 0
+        """Rows that joined to report those of their prompts."""
 
     def __len__(self) -> int:
         return len(self._joined)
@@ -101,6 +113,7 @@ class KeptBatch:
         row_of_token = np.repeat(rows, lengths)
         positions = np.arange(ends[-1]) + np.repeat(contexts - ends, lengths)
         samples = contexts == known
+        scored, scored_tokens = self._scored(rows, starts, contexts, ends) if self._num_scoring else ((), ends[:0])
         layout = StepLayout(
             query_lengths=lengths,
             context_lengths=contexts,
@@ -113,7 +126,8 @@ class KeptBatch:
             positions=positions,
             layout=layout,
             sampled_rows=rows[samples],
-            sampled_tokens=ends[samples] - 1,
+            sampled_tokens=np.concatenate((ends[samples] - 1, scored_tokens)),
+            scored=scored,
         )
 
     def draws_plainly(self, rows: Int64Array) -> bool:
@@ -132,6 +146,20 @@ class KeptBatch:
         """How many candidates each reports instead of drawing; 0: it draws."""
         candidates: Int64Array = self._columns["num_candidates"][rows]
         return candidates
+
+    def num_logprobs(self, rows: Int64Array) -> Int64Array | None:
+        """How many rivals each reports beside its token; below 0: not even that. None: no row reports any."""
+        if not self._num_reporting:
+            return None
+        counts: Int64Array = self._columns["num_logprobs"][rows]
+        return counts
+
+    def shapers(self, rows: Int64Array) -> list[tuple[int, Shaper]]:
+        """What changes the logits of these rows, by their places in `rows`."""
+        if not self._num_shaped:
+            return []
+        pairs = enumerate(rows.tolist())
+        return [(place, shaper) for place, row in pairs if (shaper := self._shapers[row]) is not None]
 
     def sampling(self, rows: Int64Array, choices: Int64Array | None = None) -> SamplingRows:
         """What these rows ask for, each at the position that it samples now; `choices`, where a row draws for several
@@ -160,6 +188,10 @@ class KeptBatch:
         self._columns["last_token"][rows] = tokens
         if self._num_special:
             self._columns["num_samples"][rows] = 1
+        if self._num_shaped:
+            for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                if (shaper := self._shapers[row]) is not None:
+                    shaper.take(token)
 
     def _leave(self, sequence: SequenceId) -> None:
         row = self._find(sequence, "leaves")
@@ -168,14 +200,19 @@ class KeptBatch:
         joined = self._joined[row]
         self._waiting -= joined.sampling.min_tokens > 0
         self._num_special -= joined.num_samples > 1 or joined.num_candidates > 0
+        self._num_shaped -= self._shapers[row] is not None
+        self._num_reporting -= joined.sampling.logprobs is not None
+        self._num_scoring -= joined.prompt_logprobs_from is not None
         if row != last:
             self._joined[row], self._tokens[row] = self._joined[last], self._tokens[last]
+            self._shapers[row] = self._shapers[last]
             self._columns[row] = self._columns[last]
             self._row[self._joined[row].sequence] = row
             for table in self._tables:
                 table[row] = table[last]
         self._joined.pop()
         self._tokens.pop()
+        self._shapers.pop()
         for table in self._tables:
             table[last] = -1
 
@@ -207,12 +244,20 @@ class KeptBatch:
             choice_seed(joined.seed, joined.choice) % 2**64,
             joined.num_samples,
             joined.num_candidates,
+            -1 if sampling.logprobs is None else sampling.logprobs,
+            known if joined.prompt_logprobs_from is None else joined.prompt_logprobs_from,
         )
+        self._num_reporting += sampling.logprobs is not None
+        self._num_scoring += joined.prompt_logprobs_from is not None
         self._num_special += joined.num_samples > 1 or joined.num_candidates > 0
         self._waiting += sampling.min_tokens > 0
         self._row[name] = row
         self._joined.append(joined)
-        self._tokens.append(np.array(joined.token_ids, np.int64))
+        tokens = np.array(joined.token_ids, np.int64)
+        self._tokens.append(tokens)
+        shaper = _shaper(joined, tokens)
+        self._shapers.append(shaper)
+        self._num_shaped += shaper is not None
 
     def _write_tables(self, plan: StepPlan) -> None:
         rows = [self._find(sequence, "has a table entry written") for sequence in plan.write_sequences]
@@ -253,6 +298,21 @@ class KeptBatch:
             start = int(starts[i])
             tokens[ends[i] - lengths[i] : ends[i]] = self._tokens[rows[i]][start : start + int(lengths[i])]
         return tokens
+
+    def _scored(
+        self, rows: Int64Array, starts: Int64Array, contexts: Int64Array, ends: Int64Array
+    ) -> tuple[tuple[tuple[int, int, Int64Array, int], ...], Int64Array]:
+        """`StepWork.scored`, and the rows of the flat batch that give their logits: each the token before."""
+        columns = self._columns[rows]
+        firsts = np.maximum(starts + 1, columns["prompt_logprobs_from"])
+        afters = np.minimum(contexts + 1, columns["num_prompt_tokens"])
+        scored, flat = [], [ends[:0]]
+        for i in np.flatnonzero(firsts < afters).tolist():
+            row, first, after = int(rows[i]), int(firsts[i]), int(afters[i])
+            count = self._joined[row].sampling.prompt_logprobs or 0
+            scored.append((row, first, self._tokens[row][first:after], count))
+            flat.append(np.arange(first, after) - 1 + int(ends[i] - contexts[i]))
+        return tuple(scored), np.concatenate(flat)
 
     def _slots(self, table: Int32Array, rows: Int64Array, positions: Int64Array) -> Int64Array:
         """The row of `KVTensors.rows` where each token is written."""
@@ -295,3 +355,9 @@ class KeptBatch:
             grown = np.full((height, wide), -1, np.int32)
             grown[: table.shape[0], :had] = table
             self._tables[group] = grown
+
+
+def _shaper(joined: JoinedSequence, tokens: Int64Array) -> Shaper | None:
+    if not Shaper.is_needed(joined.sampling):
+        return None
+    return Shaper(joined.sampling, tokens[: joined.num_prompt_tokens], tokens[joined.num_prompt_tokens :])

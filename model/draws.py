@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from ..engine.core.ids import TokenId
+from ..engine.core.logprobs import TokenLogprobs
 from .batch import KeptBatch
+from .logprobs import RawLogprobs, raw_logprobs
 from .sampling import Best, BoolArray, Int64Array, sample
+from .shaping import shape
 
 Candidates = tuple[tuple[TokenId, ...], tuple[float, ...]]
 
@@ -26,7 +29,11 @@ class Draws:
     """The draw that its row goes on with."""
     failed_rows: Int64Array
     """Rows whose logits are of no use; they are in no other column."""
+    ruled_out: frozenset[int] = frozenset()
+    """Those of them whose logits were of use until the request's own masks left no token."""
     candidates: tuple[tuple[int, Candidates], ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """For each token, where its row reports them; empty where no row does."""
 
 
 def draw(logits: Tensor, batch: KeptBatch, rows: Int64Array, best: Best | None = None) -> Draws:
@@ -34,16 +41,47 @@ def draw(logits: Tensor, batch: KeptBatch, rows: Int64Array, best: Best | None =
 
     `best` is where each row's largest logit is, if that is known.
     """
+    raw = raw_logprobs(logits, batch, rows)
+    shaped = batch.shapers(rows)
+    if shaped:
+        shape(logits, shaped)
+        best = _renewed(best, logits, [place for place, _ in shaped])
     if not batch.draws_plainly(rows):
-        return _draw_specially(logits, batch, rows)
+        return _draw_specially(logits, batch, rows, raw)
     tokens, usable = sample(logits, batch.sampling(rows), best)
+    logprobs = () if raw is None else tuple(raw.entries(np.flatnonzero(usable).tolist(), tokens[usable]))
     if usable.all():
-        return Draws(rows=rows, tokens=tokens, first=usable, failed_rows=rows[:0])
-    kept = rows[usable]
-    return Draws(rows=kept, tokens=tokens[usable], first=np.ones(len(kept), np.bool_), failed_rows=rows[~usable])
+        return Draws(rows=rows, tokens=tokens, first=usable, failed_rows=rows[:0], logprobs=logprobs)
+    failed = np.flatnonzero(~usable)
+    return Draws(
+        rows=rows[usable],
+        tokens=tokens[usable],
+        first=np.ones(int(usable.sum()), np.bool_),
+        failed_rows=rows[failed],
+        ruled_out=_ruled_out(logits, rows, failed),
+        logprobs=logprobs,
+    )
 
 
-def _draw_specially(logits: Tensor, batch: KeptBatch, rows: Int64Array) -> Draws:
+def _renewed(best: Best | None, logits: Tensor, places: list[int]) -> Best | None:
+    """The same, but for rows whose logits have changed."""
+    if best is None:
+        return None
+    logits_of, tokens_of = logits[places].max(-1)
+    tokens, values = best.tokens.copy(), best.logits.copy()
+    tokens[places], values[places] = tokens_of.numpy(), logits_of.numpy()
+    return Best(tokens=tokens, logits=values)
+
+
+def _ruled_out(logits: Tensor, rows: Int64Array, failed: Int64Array) -> frozenset[int]:
+    """Which of the rows at these places have no token left: all at -inf, where a broken one would have a NaN."""
+    if not failed.size:
+        return frozenset()
+    largest = logits[torch.from_numpy(failed).to(logits.device)].max(-1).values.cpu().numpy()
+    return frozenset(rows[failed[largest == -np.inf]].tolist())
+
+
+def _draw_specially(logits: Tensor, batch: KeptBatch, rows: Int64Array, raw: RawLogprobs | None) -> Draws:
     counts = batch.num_samples(rows)
     num_candidates = batch.num_candidates(rows)
     beams = np.flatnonzero(num_candidates)
@@ -61,13 +99,15 @@ def _draw_specially(logits: Tensor, batch: KeptBatch, rows: Int64Array) -> Draws
         # A copy: `sample` masks its rows in place, and they may stand here several times.
         own = logits.index_select(0, torch.from_numpy(places).to(logits.device))
         tokens, usable = sample(own, batch.sampling(rows[places], choices))
-    failed = np.concatenate((rows[beams[~good]], rows[places[~usable & (choices == 0)]]))
+    broken = places[~usable & (choices == 0)]
     return Draws(
         rows=rows[places[usable]],
         tokens=tokens[usable],
         first=choices[usable] == 0,
-        failed_rows=failed,
+        failed_rows=np.concatenate((rows[beams[~good]], rows[broken])),
+        ruled_out=_ruled_out(logits, rows, broken),
         candidates=candidates,
+        logprobs=() if raw is None else tuple(raw.entries(places[usable].tolist(), tokens[usable])),
     )
 
 

@@ -10,17 +10,21 @@ import time
 import torch
 
 from ..engine.core.ids import TokenId
+from ..engine.core.logprobs import PromptLogprobs
 from ..engine.core.plan import StepPlan, StepResult
 from .batch import KeptBatch
 from .draws import Draws, draw
 from .forward import make_forward
 from .kv import KVTensors
 from .llama import LlamaModel
+from .logprobs import prompt_logprobs
 from .native.kv import NativeKV
 from .native.weights import NativeModel
 
 UNUSABLE = "the model's logits are not numbers"
 """Why a sequence failed, fit for a client."""
+
+RULED_OUT = "the request's masks (allowed_token_ids, bad_words, logit_bias, min_tokens, grammar) leave no token"
 
 
 class ModelRunner:
@@ -72,17 +76,22 @@ class ModelRunner:
         if work is None:
             return StepResult(step=plan.step, seconds=time.perf_counter() - started)
         logits, best = self.forward(work)
-        draws = draw(logits, self._batch, work.sampled_rows, best)
+        prompts = prompt_logprobs(logits, self._batch, work)
+        draws = draw(logits[: len(work.sampled_rows)], self._batch, work.sampled_rows, best)
         self._batch.advance(work, draws.rows[draws.first], draws.tokens[draws.first])
-        return self._answer(plan.step, draws, started)
+        return self._answer(plan.step, draws, prompts, started)
 
-    def _answer(self, step: int, draws: Draws, started: float) -> StepResult:
+    def _answer(self, step: int, draws: Draws, prompts: list[tuple[int, PromptLogprobs]], started: float) -> StepResult:
         name = self._batch.sequence
         return StepResult(
             step=step,
             sequences=tuple(map(name, draws.rows.tolist())),
             token_ids=tuple(map(TokenId, draws.tokens.tolist())),
             candidates=tuple((name(row), *candidates) for row, candidates in draws.candidates),
-            failed=tuple((name(row), UNUSABLE) for row in draws.failed_rows.tolist()),
+            logprobs=draws.logprobs,
+            prompt_logprobs=tuple((name(row), said) for row, said in prompts),
+            failed=tuple(
+                (name(row), RULED_OUT if row in draws.ruled_out else UNUSABLE) for row in draws.failed_rows.tolist()
+            ),
             seconds=time.perf_counter() - started,
         )

@@ -63,7 +63,8 @@ def sample(logits: Tensor, rows: SamplingRows, best: Best | None = None) -> tupl
     if best is None or rows.masked:
         largest, tokens_of = logits.max(-1)  # the first of equals; NaN wins
     else:
-        largest, tokens_of = torch.from_numpy(best.logits), torch.from_numpy(best.tokens)
+        num_rows = len(logits)
+        largest, tokens_of = torch.from_numpy(best.logits[:num_rows]), torch.from_numpy(best.tokens[:num_rows])
     usable = torch.isfinite(largest).cpu().numpy()
     chosen = tokens_of.cpu().numpy()
     drawn = np.flatnonzero((rows.temperature > 0) & usable)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Sequence_
 import attrs
 
 from .ids import TokenId
-from .request import Sequence
+from .request import Group, Sequence
 
 Candidates = tuple[tuple[TokenId, ...], tuple[float, ...]]
 """A sequence's most likely next tokens, most likely first, and their log-probabilities."""
@@ -67,6 +67,21 @@ class BeamSearch:
         self._min_tokens = min_tokens
         self._scores: dict[Sequence, float] = {}
         self._reports: dict[Sequence, Candidates] = {}
+
+    @classmethod
+    def of(cls, group: Group) -> "BeamSearch":
+        """The search that a request asks for, with its one sequence as the first beam."""
+        params = group.request.params
+        search = cls(
+            num_beams=params.n,
+            length_penalty=params.length_penalty,
+            end_tokens=group.end_tokens,
+            num_prompt_tokens=len(group.request.prompt_token_ids),
+            most_tokens=group.most_tokens,
+            min_tokens=params.min_tokens,
+        )
+        search.start(group.sequences, [0.0])
+        return search
 
     def start(self, beams: Sequence_[Sequence], log_probabilities: Sequence_[float]) -> None:
         """These are the live beams now."""

@@ -12,6 +12,10 @@ from .running import RunningSet
 
 TableWrite = tuple[int, int, BlockId]
 
+PROMPT_LOGPROBS_PER_STEP = 512
+"""Tokens of prompts whose log-probabilities are asked for, in one step: each needs a row of logits, a hundred thousand
+floats with a large vocabulary."""
+
 
 @attrs.define(eq=False)
 class Draft:
@@ -21,6 +25,7 @@ class Draft:
     """Tokens that can still be given out."""
     num_tokens: int = 0
     """Tokens that have been given out."""
+    prompt_logprobs_budget: int = PROMPT_LOGPROBS_PER_STEP
     writes: list[tuple[Sequence, list[TableWrite]]] = attrs.field(factory=list)
     chunks: list[tuple[Sequence, int]] = attrs.field(factory=list)
     """Chunks of prompts, those of length 1 too, and who rests, with length 0."""
@@ -32,6 +37,14 @@ class Draft:
         self.budget -= num_tokens
         self.num_tokens += num_tokens
         self.chunks.append((sequence, num_tokens))
+        if sequence.group.wants_prompt_logprobs:
+            self.prompt_logprobs_budget -= num_tokens
+
+    def budget_of(self, sequence: Sequence) -> int:
+        """How many tokens this sequence could be given."""
+        if sequence.group.wants_prompt_logprobs:
+            return min(self.budget, self.prompt_logprobs_budget)
+        return self.budget
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take back what this plan gave to a sequence that is being preempted."""
@@ -41,6 +54,8 @@ class Draft:
                 del self.chunks[index]
                 self.budget += num_tokens
                 self.num_tokens -= num_tokens
+                if sequence.group.wants_prompt_logprobs:
+                    self.prompt_logprobs_budget += num_tokens
                 break
 
     def seal(self, *, step: int, running: RunningSet, copies: list[tuple[BlockId, BlockId]]) -> StepPlan:
@@ -85,4 +100,5 @@ def _joined(sequence: Sequence) -> JoinedSequence:
         choice=sequence.choice,
         num_samples=sequence.num_slots if beams is None else 1,
         num_candidates=0 if beams is None else beams.num_candidates,
+        prompt_logprobs_from=sequence.group.next_prompt_logprob if sequence.group.wants_prompt_logprobs else None,
     )

@@ -5,6 +5,7 @@ import enum
 import attrs
 
 from .ids import RequestId, TokenId
+from .logprobs import PromptLogprobs, TokenLogprobs
 
 
 class FinishReason(enum.StrEnum):
@@ -12,6 +13,7 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"
@@ -38,6 +40,10 @@ class Finished:
     """No answer of the request goes on: nothing more will be said of it."""
     stop_token: TokenId | None = None
     """The stop token that ended it, where one of `SamplingParams.stop_token_ids` did (the model's own end: None)."""
+    end_token: TokenId | None = None
+    """The end or stop token that ended it, which is not listed among its tokens; None where something else did."""
+    end_logprobs: TokenLogprobs | None = None
+    """Those of `end_token`, where the request asked for logprobs."""
     num_output_tokens: int = 0
     """Tokens generated, the one that ended it included."""
     score: float | None = None
@@ -62,8 +68,12 @@ class StepEvents:
     token_ids: tuple[TokenId, ...] = ()
     choices: tuple[int, ...] = ()
     """For each token, which of the request's answers it belongs to."""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """For each token, where its request asked for them; empty where no token has any."""
+    prompt_logprobs: tuple[tuple[RequestId, PromptLogprobs], ...] = ()
+    """Each position of a prompt once, in order, before the request's first token."""
     finished: tuple[Finished, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return not (self.admitted or self.requests or self.finished)
+        return not (self.admitted or self.requests or self.prompt_logprobs or self.finished)

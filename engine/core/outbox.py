@@ -2,6 +2,7 @@
 
 from .events import Admitted, Finished, StepEvents
 from .ids import RequestId, TokenId
+from .logprobs import PromptLogprobs, TokenLogprobs
 
 
 class Outbox:
@@ -12,23 +13,33 @@ class Outbox:
         self.requests: list[RequestId] = []
         self.token_ids: list[TokenId] = []
         self.choices: list[int] = []
+        self.logprobs: list[TokenLogprobs | None] = []
+        self.prompt_logprobs: list[tuple[RequestId, PromptLogprobs]] = []
         self.finished: list[Finished] = []
 
-    def token(self, request: RequestId, token: TokenId, choice: int) -> None:
+    def token(self, request: RequestId, token: TokenId, choice: int, logprobs: TokenLogprobs | None = None) -> None:
+        if logprobs is not None:  # the column begins with the first that there is
+            self.logprobs += [None] * (len(self.requests) - len(self.logprobs))
+            self.logprobs.append(logprobs)
         self.requests.append(request)
         self.token_ids.append(token)
         self.choices.append(choice)
 
     def take(self, step: int) -> StepEvents:
         """All of it, and start anew."""
+        if self.logprobs:
+            self.logprobs += [None] * (len(self.requests) - len(self.logprobs))
         events = StepEvents(
             step=step,
             admitted=tuple(self.admitted),
             requests=tuple(self.requests),
             token_ids=tuple(self.token_ids),
             choices=tuple(self.choices),
+            logprobs=tuple(self.logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
             finished=tuple(self.finished),
         )
-        for column in (self.admitted, self.requests, self.token_ids, self.choices, self.finished):
+        columns = (self.requests, self.token_ids, self.choices, self.logprobs)
+        for column in (self.admitted, self.prompt_logprobs, self.finished, *columns):
             column.clear()
         return events

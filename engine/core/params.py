@@ -1,13 +1,19 @@
 """What a request asks for: `SamplingParams`, checked once, where it enters."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
 
 from .errors import InvalidRequest
+from .grammar import GrammarSpec
+from .repetition import RepetitionDetection
 
 MAX_STOP_STRINGS = 4
+MAX_LOGPROBS = 20
+MAX_BAD_WORDS = 128
+MAX_LOGIT_BIAS = 100.0
 
 
 def _refuse(param: str, value: object, allowed: str) -> InvalidRequest:
@@ -49,10 +55,58 @@ def _check_stop(_: object, __: object, value: tuple[str, ...]) -> None:
             raise _refuse("stop", text, "one or several strings, none of them empty")
 
 
-def _check_token_ids(_: object, __: object, value: tuple[int, ...]) -> None:
+def _check_token_ids(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+    name = attribute.name
+    if value is None and attribute.default is None:
+        return
+    if not isinstance(value, tuple) or (not value and attribute.default is None):
+        raise _refuse(name, value, "a list of token ids that is not empty")
     for token in value:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise _refuse("stop_token_ids", token, "a list of token ids of at least 0")
+            raise _refuse(name, token, "a list of token ids of at least 0")
+
+
+def _optional_tuple(value: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if value is None else tuple(value)
+
+
+def _tuples(value: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(each) for each in value)
+
+
+def _bias(
+    value: Mapping[int, float] | Mapping[str, float] | Iterable[tuple[int, float]] | None,
+) -> tuple[tuple[int, float], ...]:
+    """Pairs in order of ids, each value brought into ±100. JSON's keys are strings."""
+    if value is None:
+        return ()
+    pairs: dict[int, float] = {}
+    for key, bias in value.items() if isinstance(value, Mapping) else value:
+        try:
+            token = int(key)
+        except (TypeError, ValueError):
+            raise _refuse("logit_bias", key, "a map from token ids to numbers") from None
+        if token < 0 or isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(bias):
+            raise _refuse("logit_bias", {key: bias}, "a map from token ids of at least 0 to numbers")
+        pairs[token] = min(max(float(bias), -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)
+    return tuple(sorted(pairs.items()))
+
+
+def _check_bad_words(_: object, __: object, value: tuple[str, ...]) -> None:
+    if len(value) > MAX_BAD_WORDS:
+        raise InvalidRequest(f"bad_words takes at most {MAX_BAD_WORDS} words, not {len(value)}.", param="bad_words")
+    for word in value:
+        if not isinstance(word, str) or not word.strip():
+            raise _refuse("bad_words", word, "a list of strings, none of them empty or blank")
+
+
+def _check_flag(_: object, attribute: "attrs.Attribute[bool]", value: object) -> None:
+    if not isinstance(value, bool):
+        raise _refuse(attribute.name, value, "true or false")
+
+
+_LOGPROBS = _integer(0, f"an integer from 0 to {MAX_LOGPROBS}", high=MAX_LOGPROBS, optional=True)
+_PENALTY = _number(-2, 2, "a number from -2 to 2")
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +135,36 @@ class SamplingParams:
     """Texts that end the answer; they are not part of it."""
     stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=tuple, validator=_check_token_ids)
     """Tokens that end the answer, beside the model's own end tokens; they are not part of its text."""
+    presence_penalty: float = attrs.field(default=0.0, validator=_PENALTY)
+    """Taken off the logit of every token that the answer has."""
+    frequency_penalty: float = attrs.field(default=0.0, validator=_PENALTY)
+    """Taken off the logit of a token as often as the answer has it."""
+    repetition_penalty: float = attrs.field(default=1.0, validator=_number(0, 1e6, "a number above 0", above_low=True))
+    """Divides positive and multiplies negative logits of tokens that the prompt or the answer has."""
+    logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_bias)
+    """Given as a map from token id to what is added to its logit, at most 100 up or down; kept as pairs."""
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(
+        default=None, converter=_optional_tuple, validator=_check_token_ids
+    )
+    """No other token is sampled (the model's end tokens neither, unless listed)."""
+    bad_words: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_bad_words)
+    """Texts that are not generated: the last token of each, where the ones before it have just come, is ruled out."""
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_tuples)
+    """The same as sequences of tokens; the engine adds those of `bad_words`."""
+    logprobs: int | None = attrs.field(default=None, validator=_LOGPROBS)
+    """How many of the most likely tokens to report beside each token, with log-probabilities; None: report nothing."""
+    prompt_logprobs: int | None = attrs.field(default=None, validator=_LOGPROBS)
+    """The same for the prompt's tokens. The whole prompt is computed for it: a cached beginning is not used."""
+    repetition_detection: RepetitionDetection | None = None
+    """End an answer that goes round in circles, with the finish reason `repetition`."""
+    grammar: GrammarSpec | None = None
+    """What form the answer must have. It ends when it is complete: `ignore_eos` and `min_tokens` give way."""
+    include_stop_str_in_output: bool = attrs.field(default=False, validator=_check_flag)
+    """Show the stop string, or the text of the stop token, that ended the answer."""
+    skip_special_tokens: bool = attrs.field(default=True, validator=_check_flag)
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool = attrs.field(default=True, validator=_check_flag)
+    """Accepted for vLLM's sake: no decoder here puts spaces between special tokens."""
     use_beam_search: bool = False
     """Find the n most likely answers instead of drawing n; all of them come at the end."""
     length_penalty: float = attrs.field(default=1.0, validator=_number(-10, 10, "a number from -10 to 10"))
@@ -93,7 +177,35 @@ class SamplingParams:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens}).", param="min_tokens"
             )
+        if self.use_beam_search:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        for name in _NOT_WITH_BEAMS:
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise InvalidRequest(f"{name} cannot be combined with use_beam_search.", param=name)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        """Tokens that are there already make their logits smaller or larger."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+
+_NOT_WITH_BEAMS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "bad_word_token_ids",
+    "logprobs",
+    "prompt_logprobs",
+    "repetition_detection",
+    "grammar",
+)
+_DEFAULTS = {field.name: field.default for field in attrs.fields(SamplingParams)}

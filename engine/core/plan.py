@@ -14,6 +14,8 @@ The device carries a plan out in this order, and the plans in the order of their
    into slot `p % block_size` of block `table[group][p // block_size]`; then `computed += chunk`;
 6. for every sequence whose `computed` has reached its last known token, sample one token, append it to the sequence's
    known tokens, and report it. The draw depends on (seed, position of the new token) alone.
+7. for every sequence with `prompt_logprobs_from`: report the log-probabilities of the prompt's tokens from that
+   position on, each when the token before it has been computed.
 
 No tensor crosses this boundary, in either direction.
 """
@@ -22,6 +24,7 @@ import attrs
 
 from ...kvcache.ids import BlockId
 from .ids import SequenceId, TokenId
+from .logprobs import PromptLogprobs, TokenLogprobs
 from .params import SamplingParams
 
 
@@ -58,6 +61,8 @@ class JoinedSequence:
     num_candidates: int = 0
     """Above 0: draw nothing; report so many of the most likely next tokens instead (`StepResult.candidates`). The
     sequence then rests: the next plan drops it and brings what it became."""
+    prompt_logprobs_from: int | None = None
+    """The first position of the prompt whose log-probabilities are wanted; None: none are."""
 
 
 @attrs.frozen(kw_only=True)
@@ -94,6 +99,10 @@ class StepResult:
     candidates: tuple[tuple[SequenceId, tuple[TokenId, ...], tuple[float, ...]], ...] = ()
     """For each sequence with `num_candidates`: the most likely next tokens, most likely first (ties: lowest id first),
     and their natural log-probabilities under the plain softmax. Fewer where the vocabulary has no more."""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """For each sampled token, where its request asked for them; empty where none of the step did."""
+    prompt_logprobs: tuple[tuple[SequenceId, PromptLogprobs], ...] = ()
+    """At most one entry for a sequence."""
     failed: tuple[tuple[SequenceId, str], ...] = ()
     """Sequences whose logits could not be used (not a number), with the reason; they sampled nothing."""
     seconds: float = 0.0

@@ -120,7 +120,7 @@ class Planner:
         for sequence in sorted(self._running.prefilling, key=lambda s: (len(s.tokens) - s.num_computed > 1, *rank(s))):
             if sequence.state is not State.PREFILLING:
                 continue
-            length = self._chunk(sequence, sequence.num_computed, draft.budget)
+            length = self._chunk(sequence, sequence.num_computed, draft.budget_of(sequence))
             if length and not self._grow_prefill(sequence, length, draft):
                 draft.short_of_blocks = True
                 length = 0
@@ -156,12 +156,14 @@ class Planner:
                 if not self._make_room(sequence, draft):
                     return
                 continue
-            match = self._cache.match(sequence.blocks, sequence.tokens)
+            match = self._match(sequence)
             deadline = None if sequence.group.was_admitted else sequence.request.deadline
             if deadline is not None and now + self._fewest_steps(sequence, match) * fastest_step_s > deadline:
                 self._expire(sequence)
                 continue
-            length = self._chunk(sequence, match.num_tokens, draft.budget)
+            length = self._chunk(sequence, match.num_tokens, draft.budget_of(sequence))
+            if not length:
+                return
             # The whole prompt must fit beside what the prompts under way still need, or they would preempt each other.
             # Alone it needs no such room: the pool holds one sequence of any length, in windows if not at once.
             fits = not len(self._running) or self._cache.fits(match, len(sequence.tokens), spare=promised)
@@ -172,6 +174,12 @@ class Planner:
             self._waiting_to_running(sequence, match.num_tokens)
             draft.grant(sequence, length)
             promised += self._blocks_to_come(sequence)
+
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        """What of it need not be computed."""
+        if sequence.group.wants_prompt_logprobs:
+            return PrefixMatch(num_tokens=0, tables=tuple([] for _ in self._cache.groups))
+        return self._cache.match(sequence.blocks, sequence.tokens)
 
     def _waiting_to_running(self, sequence: Sequence, num_cached_tokens: int) -> None:
         self._running.enter(sequence, State.PREFILLING)

@@ -17,7 +17,9 @@ import attrs
 
 from ...kvcache.sequence import SequenceBlocks
 from .ids import RequestId, SequenceId, TokenId
+from .logprobs import PromptLogprobs
 from .params import SamplingParams
+from .repetition import RepetitionDetector
 
 if TYPE_CHECKING:
     from .beams import BeamSearch
@@ -85,6 +87,7 @@ class Sequence:
     """`num_computed` may grow up to here without asking the cache for a block and without being the last token."""
     num_slots: int = 1
     """How many sequences it becomes when its prompt is computed, or a beam may become in the next round (S1)."""
+    repetition: RepetitionDetector | None = None
 
     @property
     def request(self) -> Request:
@@ -115,13 +118,27 @@ class Group:
     sequences: list[Sequence] = attrs.field(factory=list)
     was_admitted: bool = False
     beams: "BeamSearch | None" = None
+    next_prompt_logprob: int = 1
+    """The first position of the prompt whose log-probabilities have not been said, where they are asked for."""
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Some are still to come: the prompt must be computed for them, whatever the cache holds."""
+        asked = self.request.params.prompt_logprobs is not None
+        return asked and self.next_prompt_logprob < len(self.request.prompt_token_ids)
+
+    def take_prompt_logprobs(self, said: PromptLogprobs) -> None:
+        start, entries = said
+        if start != self.next_prompt_logprob:
+            raise AssertionError(f"prompt logprobs came from {start} on where {self.next_prompt_logprob} was due")
+        self.next_prompt_logprob += len(entries)
 
 
 def new_group(request: Request, *, arrival: int, blocks: SequenceBlocks) -> Group:
     """The record of a request that has just come, with its one sequence."""
     params = request.params
     ends = set(params.stop_token_ids)
-    if not params.ignore_eos:
+    if not params.ignore_eos or params.grammar is not None:
         ends.update(request.end_token_ids)
     if params.max_tokens is None:
         raise AssertionError("the engine sets max_tokens before it submits")
@@ -132,5 +149,14 @@ def new_group(request: Request, *, arrival: int, blocks: SequenceBlocks) -> Grou
         most_tokens=len(request.prompt_token_ids) + params.max_tokens,
     )
     tokens = list(request.prompt_token_ids)
-    group.sequences.append(Sequence(group=group, choice=0, blocks=blocks, tokens=tokens, num_slots=params.n))
+    detector = new_detector(request)
+    group.sequences.append(
+        Sequence(group=group, choice=0, blocks=blocks, tokens=tokens, num_slots=params.n, repetition=detector)
+    )
     return group
+
+
+def new_detector(request: Request) -> RepetitionDetector | None:
+    """For an answer that has no token yet."""
+    asked = request.params.repetition_detection
+    return None if asked is None else RepetitionDetector(asked)

@@ -19,11 +19,12 @@ from .beams import BeamSearch, Candidates
 from .deadlines import Deadlines
 from .events import Finished, FinishReason, StepEvents
 from .ids import RequestId, SequenceId, TokenId
+from .logprobs import TokenLogprobs
 from .outbox import Outbox
 from .plan import StepPlan, StepResult
 from .planner import Planner, SchedulerConfig
 from .policy import FcfsPolicy, Policy
-from .request import Group, Request, Sequence, State, new_group
+from .request import Group, Request, Sequence, State, new_detector, new_group
 from .running import RunningSet
 from .stats import SchedulerStats
 
@@ -62,7 +63,7 @@ class Scheduler:
         self._groups: dict[RequestId, Group] = {}
         self._deadlines = Deadlines(self._groups)
         self._in_flight: deque[_InFlight] = deque()
-        self._samples: dict[SequenceId, list[TokenId]] = {}
+        self._samples: dict[SequenceId, list[tuple[TokenId, TokenLogprobs | None]]] = {}
         self._num_arrivals = 0
         self._step = 0
         self._fastest_step_s = math.inf  # none has landed yet
@@ -107,7 +108,7 @@ class Scheduler:
         blocks = self._cache.open(extra_keys=request.extra_keys)
         group = new_group(request, arrival=self._num_arrivals, blocks=blocks)
         if request.params.use_beam_search:
-            group.beams = _beam_search(group)
+            group.beams = BeamSearch.of(group)
         self._groups[request.id] = group
         self._waiting.push(group.sequences[0])
         if (message := self._why_never(group)) is not None:
@@ -177,14 +178,19 @@ class Scheduler:
         for sampled_id, tokens, log_probabilities in result.candidates:
             if (beam := by_id.get(sampled_id)) is not None:
                 self._take_candidates(beam, (tokens, log_probabilities))
-        for sampled_id, token in zip(result.sequences, result.token_ids, strict=True):
+        for prompt_id, prompt_logprobs in result.prompt_logprobs:
+            if (prompt := by_id.get(prompt_id)) is not None:
+                prompt.group.take_prompt_logprobs(prompt_logprobs)
+                self._outbox.prompt_logprobs.append((prompt.request.id, prompt_logprobs))
+        all_logprobs = result.logprobs or (None,) * len(result.sequences)
+        for sampled_id, token, logprobs in zip(result.sequences, result.token_ids, all_logprobs, strict=True):
             found = by_id.get(sampled_id)
             if found is None:  # it ended, or was preempted, while the step was in flight
                 num_wasted += 1
             elif found.num_slots > 1:
-                self._sample(found, token)
+                self._sample(found, token, logprobs)
             else:
-                self._accept(found, token)
+                self._accept(found, token, logprobs)
         self.stats.wasted_tokens += num_wasted
         self.stats.generation_tokens += len(result.sequences) - num_wasted
         for sequence_id, message in result.failed:
@@ -238,25 +244,28 @@ class Scheduler:
 
     # Tokens
 
-    def _accept(self, sequence: Sequence, token: TokenId) -> None:
+    def _accept(self, sequence: Sequence, token: TokenId, logprobs: TokenLogprobs | None) -> None:
         """One more token is known; it may be the last."""
         tokens = sequence.tokens
         group = sequence.group
+        params = group.request.params
         if len(tokens) % self._cache.block_size == 0:  # the step wrote the last slot of a block
             self._cache.store(sequence.blocks, tokens, len(tokens))
         tokens.append(token)
-        if token in group.end_tokens and sequence.num_output_tokens >= group.request.params.min_tokens:
-            asked_for = token in group.request.params.stop_token_ids
-            self._end(sequence, FinishReason.STOP, stop_token=token if asked_for else None)
+        # A grammar lets an end token come only where the answer is complete.
+        if token in group.end_tokens and (sequence.num_output_tokens >= params.min_tokens or params.grammar):
+            self._end(sequence, FinishReason.STOP, end_token=token, end_logprobs=logprobs)
             return
-        self._outbox.token(group.request.id, token, sequence.choice)
-        if len(tokens) >= group.most_tokens:
+        self._outbox.token(group.request.id, token, sequence.choice, logprobs)
+        if sequence.repetition is not None and sequence.repetition.push(tokens, len(group.request.prompt_token_ids)):
+            self._end(sequence, FinishReason.REPETITION)
+        elif len(tokens) >= group.most_tokens:
             self._end(sequence, FinishReason.LENGTH)
 
-    def _sample(self, sequence: Sequence, token: TokenId) -> None:
+    def _sample(self, sequence: Sequence, token: TokenId, logprobs: TokenLogprobs | None) -> None:
         """One of several first tokens; with the last of them the sequence forks, sharing the partial block too."""
         samples = self._samples.setdefault(sequence.device_id, [])
-        samples.append(token)
+        samples.append((token, logprobs))
         if len(samples) < sequence.num_slots:
             return
         del self._samples[sequence.device_id]
@@ -265,7 +274,7 @@ class Scheduler:
         sequence.limit = sequence.num_computed  # ask the cache before writing: the last block is shared now
         answers = [sequence, *(self._fork(sequence, choice, State.DECODING) for choice in range(1, len(samples)))]
         for answer, sampled in zip(answers, samples, strict=True):
-            self._accept(answer, sampled)
+            self._accept(answer, *sampled)
 
     def _fork(self, sequence: Sequence, choice: int, state: State) -> Sequence:
         """A second sequence with the same past, which shares every block; it joins the batch with the next plan."""
@@ -276,6 +285,7 @@ class Scheduler:
             tokens=list(sequence.tokens),
             num_computed=sequence.num_computed,
             limit=sequence.num_computed,
+            repetition=new_detector(sequence.request),
         )
         sequence.group.sequences.append(fork)
         self._running.enter(fork, state)
@@ -340,7 +350,8 @@ class Scheduler:
         sequence: Sequence,
         reason: FinishReason,
         *,
-        stop_token: TokenId | None = None,
+        end_token: TokenId | None = None,
+        end_logprobs: TokenLogprobs | None = None,
         message: str | None = None,
         never_admitted: bool = False,
     ) -> None:
@@ -360,7 +371,9 @@ class Scheduler:
             reason=reason,
             choice=sequence.choice,
             last=last,
-            stop_token=stop_token,
+            stop_token=end_token if end_token in group.request.params.stop_token_ids else None,
+            end_token=end_token,
+            end_logprobs=end_logprobs,
             num_output_tokens=sequence.num_output_tokens,
             message=message,
             never_admitted=never_admitted,
@@ -383,17 +396,3 @@ class Scheduler:
         num_closing = len(self._running.by_id) - len(self._running)
         if num_live != self.num_running + self.num_waiting + num_closing:
             raise AssertionError(f"{num_live} sequences are open, {self.num_running} run and {self.num_waiting} wait")
-
-
-def _beam_search(group: Group) -> BeamSearch:
-    params = group.request.params
-    search = BeamSearch(
-        num_beams=params.n,
-        length_penalty=params.length_penalty,
-        end_tokens=group.end_tokens,
-        num_prompt_tokens=len(group.request.prompt_token_ids),
-        most_tokens=group.most_tokens,
-        min_tokens=params.min_tokens,
-    )
-    search.start(group.sequences, [0.0])
-    return search

@@ -46,7 +46,7 @@ async def test_the_page_has_the_engines_numbers_under_vllms_names() -> None:
     for name, value in expected.items():
         assert found[name, tuple(sorted(LABELS.items()))] == value, name
     reasons = {dict(labels)["finished_reason"] for name, labels in found if name == "vllm:request_success_total"}
-    assert reasons == {"stop", "length", "abort", "timeout", "error"}
+    assert reasons == {"stop", "length", "repetition", "abort", "timeout", "error"}
 
 
 def test_what_the_observer_hears_is_in_the_histograms() -> None:

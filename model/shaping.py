@@ -1,0 +1,137 @@
+"""What requests do to their logits before a token is chosen: masks, biases and penalties, in vLLM's order.
+
+Imports torch and numpy. A `Shaper` is what one sequence keeps for that, token by token; `shape` applies those of a
+step to the logits at once, as flat columns of (row, token). A sequence that asks for nothing has no shaper.
+
+The order: the grammar's mask, allowed tokens, bad words, the bias, then the penalties (repetition, frequency,
+presence). End tokens that may not come yet are masked beside these, in `sampling.py`: a mask is a mask at any place.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..engine.core.params import SamplingParams
+
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+Shaped = Sequence[tuple[int, "Shaper"]]
+"""Rows of the logits, and what their sequences do to them."""
+
+
+class SeenTokens:
+    """The distinct tokens that penalties look at, and how often the answer has each; grows token by token."""
+
+    __slots__ = ("_counts", "_ids", "_length", "_place")
+
+    def __init__(self, prompt: Int64Array, output: Int64Array) -> None:
+        ids, places = np.unique(np.concatenate((prompt, output)), return_inverse=True)
+        self._ids = ids
+        self._counts = np.bincount(places[len(prompt) :], minlength=len(ids)).astype(np.float32)
+        self._length = len(ids)
+        self._place = {token: place for place, token in enumerate(ids.tolist())}
+
+    @property
+    def ids(self) -> Int64Array:
+        return self._ids[: self._length]
+
+    @property
+    def counts(self) -> Float32Array:
+        """How often each is in the answer; 0 where only the prompt has it."""
+        return self._counts[: self._length]
+
+    def add(self, token: int) -> None:
+        place = self._place.setdefault(token, self._length)
+        if place == self._length:
+            if place == len(self._ids):
+                self._ids = np.concatenate((self._ids, np.empty(max(64, place), np.int64)))
+                self._counts = np.concatenate((self._counts, np.zeros(max(64, place), np.float32)))
+            self._ids[place] = token
+            self._length += 1
+        self._counts[place] += 1
+
+
+class Shaper:
+    """One sequence's masks, bias and penalties."""
+
+    def __init__(self, sampling: SamplingParams, prompt: Int64Array, output: Int64Array) -> None:
+        self.penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        self.seen: SeenTokens | None = None
+        if sampling.penalised:
+            # The other two look at the answer alone.
+            self.seen = SeenTokens(prompt if sampling.repetition_penalty != 1 else prompt[:0], output)
+        self.bias_ids = np.array([token for token, _ in sampling.logit_bias], np.int64)
+        self.bias = np.array([bias for _, bias in sampling.logit_bias], np.float32)
+        self.allowed = None if sampling.allowed_token_ids is None else torch.tensor(sampling.allowed_token_ids)
+        self._bad_words = sampling.bad_word_token_ids
+        longest = max(map(len, self._bad_words), default=1)
+        self._tail_length = longest - 1
+        self._tail = tuple(output[max(0, len(output) - longest + 1) :].tolist())
+
+    @staticmethod
+    def is_needed(sampling: SamplingParams) -> bool:
+        return bool(
+            sampling.penalised
+            or sampling.logit_bias
+            or sampling.allowed_token_ids is not None
+            or sampling.bad_word_token_ids
+        )
+
+    def take(self, token: int) -> None:
+        """The sequence has this token now."""
+        if self.seen is not None:
+            self.seen.add(token)
+        if self._tail_length:
+            self._tail = (*self._tail, token)[-self._tail_length :]
+
+    def bad_tokens(self) -> list[int]:
+        """The last tokens of the bad words whose other tokens have just come."""
+        return [word[-1] for word in self._bad_words if len(word) == 1 or self._tail[1 - len(word) :] == word[:-1]]
+
+
+def shape(logits: Tensor, shaped: Shaped) -> None:
+    """Change these rows of `logits`, in place."""
+    for place, shaper in shaped:
+        if shaper.allowed is not None:
+            row, allowed = logits[place], shaper.allowed.to(logits.device)
+            kept = row[allowed]
+            row.fill_(float("-inf"))
+            row[allowed] = kept
+    bad = [(place, token) for place, shaper in shaped for token in shaper.bad_tokens()]
+    if bad:
+        places, tokens = zip(*bad, strict=True)
+        logits[list(places), list(tokens)] = float("-inf")
+    biased = [(place, shaper.bias_ids, shaper.bias) for place, shaper in shaped if shaper.bias_ids.size]
+    if biased:
+        index = _index([(place, ids) for place, ids, _ in biased], logits.device)
+        bias = torch.from_numpy(np.concatenate([bias for _, _, bias in biased])).to(logits.device)
+        logits[index] = logits[index] + bias
+    penalised = [(place, shaper, shaper.seen) for place, shaper in shaped if shaper.seen is not None]
+    if penalised:
+        _penalise(logits, penalised)
+
+
+def _penalise(logits: Tensor, penalised: Sequence[tuple[int, Shaper, SeenTokens]]) -> None:
+    device = logits.device
+    lengths = [len(seen.ids) for _, _, seen in penalised]
+    index = _index([(place, seen.ids) for place, _, seen in penalised], device)
+    counts = torch.from_numpy(np.concatenate([seen.counts for _, _, seen in penalised])).to(device)
+    each = np.array([shaper.penalties for _, shaper, _ in penalised], np.float32)
+    repetition, frequency, presence = torch.from_numpy(each.repeat(lengths, 0).T.copy()).to(device)
+    values = logits[index]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= frequency * counts
+    values -= presence * (counts > 0)
+    logits[index] = values
+
+
+def _index(columns: Sequence[tuple[int, Int64Array]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows and tokens, flat."""
+    lengths = [len(ids) for _, ids in columns]
+    places = np.repeat([place for place, _ in columns], lengths)
+    tokens = np.concatenate([ids for _, ids in columns])
+    return torch.from_numpy(places).to(device), torch.from_numpy(tokens).to(device)
