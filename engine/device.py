@@ -93,6 +93,10 @@ class Device(Protocol):
         still in its blocks; False: it is a new one. Raises DeviceFailed when it does not answer, and DeviceLost when
         another try, with a new device, is worth it."""
 
+    async def watch(self) -> None:
+        """With no step in flight: wait until the device is lost all the same, and raise DeviceLost. Cancelled, nothing
+        is lost."""
+
     def give_up(self) -> None:
         """A step takes too long. A carrier that can end it does, and `receive` raises DeviceLost; any other goes on."""
 
@@ -149,6 +153,9 @@ class ThreadDevice:
         self._jobs.put(self._reset)
         await self._receive()
         return True
+
+    async def watch(self) -> None:
+        await trio.sleep_forever()
 
     def give_up(self) -> None:
         """A thread cannot be ended: its step lands or it does not."""

@@ -103,6 +103,10 @@ class ProcessDevice:
             raise ModelLoadError("The runner process came back with another KV cache than it had.")
         return False
 
+    async def watch(self) -> None:
+        await self._receive()
+        raise AssertionError("the runner process has answered what nobody asked")
+
     def give_up(self) -> None:
         if self._child is not None:
             self._child.kill("it hung and was killed")

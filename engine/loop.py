@@ -74,11 +74,8 @@ class SchedulerLoop:
             self._drain()
             self._fill()
             self._say()
-            if not self._in_flight:
-                await self._rest()
-                continue
             try:
-                await self._land()
+                await (self._land() if self._in_flight else race(self._rest, self._device.watch))
             except DeviceFailed as failure:
                 await self._recover(failure)
             self._say()

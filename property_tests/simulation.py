@@ -176,6 +176,9 @@ class TracedDevice:
         self._memory.reset()
         return True
 
+    async def watch(self) -> None:
+        await trio.sleep_forever()
+
     def give_up(self) -> None:
         """It never hangs."""
 

@@ -94,6 +94,9 @@ class SimulatedDevice:
         self._runner.reset()
         return True
 
+    async def watch(self) -> None:
+        await trio.sleep_forever()
+
     def give_up(self) -> None:
         self._given_up = self.replaceable
 

@@ -122,6 +122,29 @@ async def test_a_runner_that_is_killed_from_outside_is_replaced() -> None:
         assert engine.stats().runner_restarts == 1
 
 
+async def test_a_runner_that_dies_while_nobody_asks_is_replaced_at_once() -> None:
+    """The next request need not wait for it, and finds nothing of a cache that is gone."""
+    replaced = trio.Event()
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "has been replaced" in record.getMessage():
+                replaced.set()
+
+    handler = Told()
+    logging.getLogger("triolet.engine.recovery").addHandler(handler)
+    try:
+        async with an_engine(Order()) as (engine, device):
+            assert await read(engine, 1) == expected(1)
+            assert device.pid is not None
+            os.kill(device.pid, signal.SIGKILL)
+            await replaced.wait()
+            assert await read(engine, 1) == expected(1)
+            assert engine.stats().prefix_hits == 0
+    finally:
+        logging.getLogger("triolet.engine.recovery").removeHandler(handler)
+
+
 async def test_a_runner_that_hangs_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stopped process lands no step: past the limit it is killed, the log says what was in it, and all go on."""
     order = Order(fault="SIGSTOP", when="decode", marker=str(tmp_path / "hung"))
