@@ -46,12 +46,12 @@ async def run_batch(engine: "Engine", prompts: Sequence[TokenPrompt], output_len
     ttft: list[float] = []
     num_output_tokens = 0
 
-    async def answer(prompt: TokenPrompt) -> None:
+    async def answer(index: int, prompt: TokenPrompt) -> None:
         nonlocal num_output_tokens
         async with room:
             sent_s = trio.current_time()
             last: Output | None = None
-            async with engine.generate(prompt, params) as stream:
+            async with engine.generate(prompt, params, request_id=f"bench-{index}") as stream:
                 async for output in stream:
                     if last is None:
                         ttft.append(trio.current_time() - sent_s)
@@ -61,8 +61,8 @@ async def run_batch(engine: "Engine", prompts: Sequence[TokenPrompt], output_len
     start_s = trio.current_time()
     try:
         async with trio.open_nursery() as nursery:
-            for prompt in prompts:
-                nursery.start_soon(answer, prompt)
+            for index, prompt in enumerate(prompts):
+                nursery.start_soon(answer, index, prompt)
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
     return Run(

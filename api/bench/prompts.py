@@ -70,7 +70,7 @@ class WordMaker:
 
 
 class TextMaker:
-    """Text that a tokenizer turns into just so many tokens, as nearly as it can."""
+    """Text that a tokenizer turns into so many tokens, give or take one where the text was cut."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
@@ -83,11 +83,8 @@ class TextMaker:
 
     def __call__(self, rng: random.Random, num_tokens: int) -> str:
         text = " ".join(rng.choices(WORDS, k=num_tokens))
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        while len(token_ids) > num_tokens and " " in text:
-            text = text.rsplit(" ", len(token_ids) - num_tokens)[0]
-            token_ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return text
+        ends = [end for _, end in self._tokenizer.encode(text, add_special_tokens=False).offsets]
+        return text[: ends[num_tokens - 1]] if len(ends) > num_tokens else text
 
 
 @attrs.frozen(kw_only=True)

@@ -140,15 +140,15 @@ def _unchunk(arrivals: list[Arrival]) -> tuple[list[Arrival], bool]:
 def _events(arrivals: Iterable[Arrival]) -> Iterable[Arrival]:
     """The data of every event that is complete. Comments and other fields are passed over."""
     text = b""
+    after_cr = False  # an LF belongs to the CR before it
     for time_s, data in arrivals:
-        text += data
-        held = b""
-        if b"\r" in text:
-            if text.endswith(b"\r"):  # an LF may follow, and belong to it
-                text, held = text[:-1], b"\r"
-            text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if not data:
+            continue
+        if after_cr and data.startswith(b"\n"):
+            data = data[1:]
+        after_cr = data.endswith(b"\r")
+        text += data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
         *blocks, text = text.split(b"\n\n")
-        text += held
         for block in blocks:
             lines = [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]
             if lines:
