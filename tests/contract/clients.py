@@ -28,12 +28,14 @@ class Client(abc.ABC):
         self.headers: dict[str, str] = {}
         self.body = b""
         self.ended = False
+        self.more_headers: dict[str, str] = {}
+        """Sent with every request."""
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None, **headers: str) -> None:
         """Send a request: a POST if it has a body."""
         self.status, self.headers, self.body, self.ended = 0, {}, b"", False
         content = b"" if body is None else json.dumps(body).encode()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        named = {name.replace("_", "-"): value for name, value in {**self.more_headers, **headers}.items()}
         await self._ask("GET" if body is None else "POST", path, content, named)
 
     async def read_until(self, mark: bytes) -> bytes:

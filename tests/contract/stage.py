@@ -57,20 +57,15 @@ class SteppedDevice:
         """A step is in flight that has not been released."""
         return len(self.plans) > self.num_steps and self.num_steps >= self.num_steps_released
 
-    def send(self, plan: StepPlan) -> None:
-        self._simulated.send(plan)
-
     async def receive(self) -> StepResult:
         while self.num_steps >= self.num_steps_released:
             await self._released.wait()
         self.num_steps += 1
         return await self._simulated.receive()
 
-    async def restore(self) -> bool:
-        return await self._simulated.restore()
-
-    def give_up(self) -> None:
-        self._simulated.give_up()
+    def __getattr__(self, name: str) -> Any:
+        """In everything else it is the simulated one."""
+        return getattr(self._simulated, name)
 
 
 class LoudDecoder(ByteDecoder):

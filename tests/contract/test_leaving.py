@@ -1,103 +1,13 @@
 """Client gone, in every state and every way: its request is out at the next step boundary and gives everything back."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import attrs
 import pytest
 
-from .clients import PROTOCOLS, Client, connect
-from .stage import Stage, staged, until
-
-CHAT = "/v1/chat/completions"
-LONG = "a" * 40
-"""A prompt of three steps: a step has 16 tokens."""
-
-
-def body(text: str = LONG, **fields: Any) -> dict[str, Any]:
-    """A chat that is told its first line again; a beam search says what it likes."""
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": 40, **fields}
-
-
-@attrs.frozen
-class State:
-    """How to get a request there."""
-
-    name: str
-    reach: Callable[[Stage, Client, dict[str, Any]], Awaitable[None]]
-    stalled: bool = False
-    loud: bool = False
-    window: int = 10_000_000
-    tokens_in_flight: bool = False
-    """The step in flight when the client leaves samples tokens for it."""
-    num_others: int = 0
-    streamed: tuple[bool, ...] = (True, False)
-
-
-async def tokenizing(stage: Stage, client: Client, asked: dict[str, Any]) -> None:
-    """In a worker thread of the tokenizer."""
-    stage.tokenizer.held = True
-    await client.ask(CHAT, {**asked, "messages": [{"role": "user", "content": "a" * 5000}]})
-    await stage.tokenizer.started.wait()
-    assert stage.engine.stats().waiting == 1
-
-
-async def queued(stage: Stage, client: Client, asked: dict[str, Any]) -> None:
-    """Behind a request that has every place in the batch."""
-    other = await connect("http/1.1", stage.port)
-    stage.others.append(other)
-    await other.ask(CHAT, body("hello", stream=True, n=4))
-    await until(lambda: stage.num_plans == 1)
-    await client.ask(CHAT, asked)
-    await until(lambda: stage.num_open == 2 and stage.engine.stats().waiting == 1)
-
-
-async def in_prefill(stage: Stage, client: Client, asked: dict[str, Any]) -> None:
-    """The second of three chunks is on the device."""
-    await client.ask(CHAT, asked)
-    await until(lambda: stage.device.waits)
-    await stage.step()
-    assert stage.num_plans == 2
-
-
-async def in_decode(stage: Stage, client: Client, asked: dict[str, Any]) -> None:
-    """Two tokens are there, the third is on the device."""
-    await client.ask(CHAT, asked)
-    await until(lambda: stage.device.waits)
-    await stage.step(4)
-    assert stage.num_plans == 5
-    if asked["stream"]:
-        await client.read_until(b'"content":"a')
-
-
-async def sending(stage: Stage, client: Client, asked: dict[str, Any]) -> None:
-    """A delta does not fit into the client's buffers, and more tokens are to come."""
-    await client.ask(CHAT, asked)
-    await until(lambda: stage.device.waits)
-    while not stage.run.server.num_blocked_writes:
-        await stage.step()
-    assert stage.engine.stats().running
-
-
-async def ended(stage: Stage, client: Client, asked: dict[str, Any]) -> None:
-    """The engine is done; the last bytes wait for the client."""
-    await client.ask(CHAT, asked)
-    await until(lambda: stage.device.waits)
-    stage.device.step(1000)
-    await until(lambda: stage.engine_is_empty() and stage.run.server.num_blocked_writes)
-    assert stage.num_open == 1
-
-
-STATES = [
-    State("tokenizing", tokenizing),
-    State("queued", queued, num_others=1),
-    State("in prefill", in_prefill),
-    State("in decode", in_decode, tokens_in_flight=True),
-    State("sending a delta", sending, stalled=True, loud=True, tokens_in_flight=True, streamed=(True,)),
-    State("between the last token and the last byte", ended, stalled=True, loud=True),
-]
-SHUT = [attrs.evolve(state, name=f"{state.name}, the window shut", window=1000) for state in STATES if state.stalled]
-KINDS: dict[str, dict[str, Any]] = {"one": {}, "three": {"n": 3}, "beams": {"n": 3, "use_beam_search": True}}
+from .clients import PROTOCOLS, connect
+from .stage import staged, until
+from .states import KINDS, SHUT, STATES, State, body
 
 
 def cases() -> Iterator[Any]:
