@@ -174,5 +174,7 @@ def _blame_the_request(work: Callable[[], T]) -> T:
     except TrioletError:
         raise
     except Exception as error:
-        log.warning("a prompt could not be tokenized", exc_info=error)
+        # The error's text may quote the prompt, which is nobody's business at the default level.
+        log.warning("a prompt could not be tokenized: %s", type(error).__name__)
+        log.debug("why it could not be tokenized", exc_info=error)
         raise RequestFailed("The prompt could not be tokenized.") from error
