@@ -2,11 +2,14 @@
 
 import json
 import pickle
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
 
 from triolet.engine.core.errors import InvalidRequest, ModelLoadError
 from triolet.model.source import resolve_source
@@ -109,3 +112,35 @@ def test_a_models_template_reaches_nothing(template: str, tmp_path: Path, monkey
 def test_the_sandbox_is_not_what_stops_an_honest_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file with the usual template renders."""
     assert "Hi" in rendered(tmp_path / "model.gguf", CHAT_TEMPLATE, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def gguf_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    write_gguf(path)
+    return path.read_bytes()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@seed(0)
+@given(
+    places=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=9)), min_size=1, max_size=4),
+    keep=st.floats(0.2, 1),
+    in_header=st.booleans(),
+)
+def test_a_forged_gguf_file_is_read_or_refused(
+    gguf_bytes: bytes, places: list[tuple[float, bytes]], keep: float, in_header: bool
+) -> None:
+    """Counts, lengths, offsets and types overwritten at random: a ModelLoadError or a model, and no other error."""
+    data = bytearray(gguf_bytes)
+    reach = 400 if in_header else 12_000  # the metadata and the tensors' table come first
+    for where, forged in places:
+        start = int(where * (reach - 9))
+        data[start : start + len(forged)] = forged
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "forged.gguf"
+        path.write_bytes(data[: int(keep * len(data))] if keep < 0.5 else data)
+        with suppress(ModelLoadError):
+            source = resolve_source(str(path))
+            for _ in read_weights(source, read_spec(source)):
+                pass
