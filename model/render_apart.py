@@ -36,10 +36,14 @@ def render(job: dict[str, Any]) -> dict[str, Any]:
     template = ChatTemplate(job["template"], job["special_tokens"], limits=REQUEST_LIMITS, whose="request")
     try:
         text = template.render(job["messages"], add_generation_prompt=job["add_generation_prompt"], **job["kwargs"])
+        text.encode()
     except InvalidRequest as error:
         return {"error": error.message, "param": error.param}
     except (MemoryError, RecursionError) as error:
         return {"error": f"The request's chat template failed: {type(error).__name__}.", "param": "chat_template"}
+    except UnicodeEncodeError:
+        error_text = "The request's chat template makes half of a surrogate pair, which is no character."
+        return {"error": error_text, "param": "chat_template"}
     return {"text": text}
 
 

@@ -142,7 +142,7 @@ async def test_an_allowed_template_is_rendered_apart_and_sees_what_the_models_se
         assert bytes(answer.json()["tokens"]) == b"<s>HigladFalse"
 
 
-@pytest.mark.parametrize("source", [FOREVER, CANARY, "{% if %}", "{{ raise_exception('no') }}"])
+@pytest.mark.parametrize("source", [FOREVER, CANARY, "{% if %}", "{{ raise_exception('no') }}", r"{{ '\ud800' }}"])
 async def test_health_answers_while_a_requests_template_is_stopped(source: str) -> None:
     """The rendering is its request's trouble alone: an error of its own, and the server goes on meanwhile."""
     async with serving(TemplatedEngine(), trust_request_chat_template=True) as rig, trio.open_nursery() as nursery:
