@@ -14,6 +14,7 @@ This leans on hypercorn 0.18's insides, which pyproject.toml therefore pins to t
 
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import h11
@@ -22,12 +23,12 @@ from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Request, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
-from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
-from hypercorn.utils import parse_socket_addr
+from hypercorn.typing import AppWrapper, ASGISendEvent, ConnectionState, LifespanState
+from hypercorn.utils import parse_socket_addr, suppress_body
 
 from .http2 import LAST_NEWS_S, PREFACE, Http2
 from .writing import WritePolicy
@@ -39,6 +40,33 @@ READ_AHEAD_CHUNKS = 2
 and its leaving shows when a write fails."""
 
 
+FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class Http1Stream(HTTPStream):
+    """A request and its answer, whose pieces are framed here once it is certain that they are chunks: h11 would look at
+    its states for each of them, which costs as much as the rest of the way."""
+
+    _is_chunked = False
+    write: Callable[[RawData], Awaitable[None]]
+    """The connection's, past h11."""
+
+    async def app_send(self, message: ASGISendEvent | None) -> None:
+        if message is not None and message["type"] == "http.response.body" and message.get("more_body", False):
+            body = message.get("body", b"")
+            if self._is_chunked and body and self.state is ASGIHTTPState.RESPONSE:
+                await self.write(RawData(b"%x\r\n%b\r\n" % (len(body), body)))
+                return
+        await super().app_send(message)
+        if message is not None and message["type"] == "http.response.start":
+            # As h11 decides it.
+            self._is_chunked = (
+                self.scope["http_version"] == "1.1"
+                and not suppress_body(self.scope["method"], message["status"])
+                and not any(name.lower() in FRAMING for name, _ in message["headers"])
+            )
+
+
 class Http1(H11Protocol):
     """HTTP/1.1 without upgrades."""
 
@@ -46,7 +74,7 @@ class Http1(H11Protocol):
         """Not even a look: h2c leads nowhere, nor does HTTP/2's preface in here. (The gate answers that with 505.)"""
 
     async def _create_stream(self, request: h11.Request) -> None:
-        self.stream = HTTPStream(
+        self.stream = stream = Http1Stream(
             self.app,
             self.config,
             self.context,
@@ -57,7 +85,8 @@ class Http1(H11Protocol):
             self.stream_send,
             STREAM_ID,
         )
-        await self.stream.handle(
+        stream.write = self.send
+        await stream.handle(
             Request(
                 stream_id=STREAM_ID,
                 headers=list(request.headers),
