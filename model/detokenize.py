@@ -52,6 +52,8 @@ class Detokenizer:
         """Characters taken off the front of a text: (which, at most how many)."""
         self._special = {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special}
         self._pieces: dict[tuple[int, bool], bytes | str | None] = {}
+        self.whole: tuple[dict[int, str], dict[int, str]] = ({}, {})
+        """With bytes, for each way with special tokens: the text of tokens that are whole characters."""
         self._anchor: int | None = None
 
     def start(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> IncrementalDecoder:
@@ -112,8 +114,10 @@ class _ByteLevel(IncrementalDecoder):
     def __init__(self, table: Detokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._table = table
         self._skip = skip_special_tokens
+        self._whole = table.whole[skip_special_tokens]
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._utf8.decode(self._tail(prompt_ids))
+        self._is_between = self._utf8.getstate()[0] == b""  # characters: nothing is held
 
     def _tail(self, prompt_ids: Sequence[int]) -> bytes:
         """The prompt's last bytes, three or a few more: a character that it leaves unfinished is finished here."""
@@ -126,8 +130,15 @@ class _ByteLevel(IncrementalDecoder):
         return tail
 
     def push(self, token_ids: Sequence[int]) -> str:
+        was_between = self._is_between
+        if was_between and len(token_ids) == 1 and (known := self._whole.get(token_ids[0])) is not None:
+            return known
         pieces = (self._table.piece(token_id, self._skip) for token_id in token_ids)
-        return self._utf8.decode(b"".join(piece for piece in pieces if isinstance(piece, bytes)))
+        text = self._utf8.decode(b"".join(piece for piece in pieces if isinstance(piece, bytes)))
+        self._is_between = self._utf8.getstate()[0] == b""
+        if was_between and self._is_between and len(token_ids) == 1:
+            self._whole[token_ids[0]] = text
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
