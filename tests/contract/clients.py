@@ -38,6 +38,11 @@ class Client(abc.ABC):
         named = {name.replace("_", "-"): value for name, value in {**self.more_headers, **headers}.items()}
         await self._ask("GET" if body is None else "POST", path, content, named)
 
+    async def ask_in_part(self, path: str, body: Mapping[str, Any]) -> None:
+        """Send a request but for the last bytes of its body."""
+        self.status, self.headers, self.body, self.ended = 0, {}, b"", False
+        await self._ask("POST", path, json.dumps(body).encode(), {}, num_kept=5)
+
     async def read_until(self, mark: bytes) -> bytes:
         """The body so far, which has `mark` in it."""
         while mark not in self.body:
@@ -76,7 +81,9 @@ class Client(abc.ABC):
         await self.stream.aclose()
 
     @abc.abstractmethod
-    async def _ask(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> None: ...
+    async def _ask(
+        self, method: str, path: str, content: bytes, headers: Mapping[str, str], *, num_kept: int = 0
+    ) -> None: ...
 
     @abc.abstractmethod
     async def _read(self) -> None:
@@ -97,12 +104,14 @@ class Http1Client(Client):
         super().__init__(stream)
         self._pending = b""
 
-    async def _ask(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> None:
+    async def _ask(
+        self, method: str, path: str, content: bytes, headers: Mapping[str, str], *, num_kept: int = 0
+    ) -> None:
         lines = [f"{method} {path} HTTP/1.1", "host: test"]
         if content:
             lines.append(f"content-length: {len(content)}")
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        await self.stream.send_all("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
+        await self.stream.send_all("\r\n".join(lines).encode() + b"\r\n\r\n" + content[: len(content) - num_kept])
 
     async def _read(self) -> None:
         self._pending += await self._receive()
@@ -146,36 +155,41 @@ class Http2Client(Client):
         self._h2.local_settings = Settings(client=True, initial_values={SettingCodes.INITIAL_WINDOW_SIZE: window})
         self._h2.initiate_connection()
         self.stream_id = 0
-        self.reset_by_server: int | None = None
+        self.unread: set[int] = set()
+        """Streams whose windows are not opened again."""
+        self.reset_streams: set[int] = set()
+        """Those that the server has reset."""
 
     async def _flush(self) -> None:
         if data := self._h2.data_to_send():
             await self.stream.send_all(data)
 
-    async def _ask(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> None:
+    async def _ask(
+        self, method: str, path: str, content: bytes, headers: Mapping[str, str], *, num_kept: int = 0
+    ) -> None:
         self.stream_id = self._h2.get_next_available_stream_id()
         head = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "test"), *headers.items()]
         self._h2.send_headers(self.stream_id, head, end_stream=not content)
         size = self._h2.max_outbound_frame_size
         for start in range(0, len(content), size):
-            part = content[start : start + size]
-            self._h2.send_data(self.stream_id, part, end_stream=start + size >= len(content))
+            part = content[start : min(start + size, len(content) - num_kept)]
+            self._h2.send_data(self.stream_id, part, end_stream=not num_kept and start + size >= len(content))
         await self._flush()
 
     async def _read(self) -> None:
         for event in self._h2.receive_data(await self._receive()):
             match event:
-                case h2.events.ResponseReceived():
+                case h2.events.ResponseReceived(stream_id=self.stream_id):
                     self.headers = {str(name): str(value) for name, value in event.headers}
                     self.status = int(self.headers.pop(":status"))
-                case h2.events.DataReceived():
+                case h2.events.DataReceived(stream_id=self.stream_id):
                     self.body += event.data
                     self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-                case h2.events.StreamEnded():
+                case h2.events.StreamEnded(stream_id=self.stream_id):
                     self.ended = True
                 case h2.events.StreamReset():
-                    self.reset_by_server = event.error_code
-                    self.ended = True
+                    self.reset_streams.add(event.stream_id)
+                    self.ended = self.ended or event.stream_id == self.stream_id
                 case h2.events.ConnectionTerminated():
                     self.ended = True
         await self._flush()
