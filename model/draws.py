@@ -45,7 +45,7 @@ def draw(logits: Tensor, batch: KeptBatch, rows: Int64Array, best: Best | None =
     shaped = batch.shapers(rows)
     if shaped:
         shape(logits, shaped)
-        best = _renewed(best, logits, [place for place, _ in shaped])
+        best = None  # it was another one's
     if not batch.draws_plainly(rows):
         return _draw_specially(logits, batch, rows, raw)
     tokens, usable = sample(logits, batch.sampling(rows), best)
@@ -61,16 +61,6 @@ def draw(logits: Tensor, batch: KeptBatch, rows: Int64Array, best: Best | None =
         ruled_out=_ruled_out(logits, rows, failed),
         logprobs=logprobs,
     )
-
-
-def _renewed(best: Best | None, logits: Tensor, places: list[int]) -> Best | None:
-    """The same, but for rows whose logits have changed."""
-    if best is None:
-        return None
-    logits_of, tokens_of = logits[places].max(-1)
-    tokens, values = best.tokens.copy(), best.logits.copy()
-    tokens[places], values[places] = tokens_of.numpy(), logits_of.numpy()
-    return Best(tokens=tokens, logits=values)
 
 
 def _ruled_out(logits: Tensor, rows: Int64Array, failed: Int64Array) -> frozenset[int]:

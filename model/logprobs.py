@@ -18,14 +18,18 @@ from .topk import largest
 ROWS_AT_A_TIME = 32
 """Rows of a prompt whose log-softmax is held at a time."""
 
+RANKED = 20
+"""So many of the most likely tokens are looked up in any case: the rank of a token that is among them is known."""
+
 
 class RawLogprobs:
     """The log-probabilities of some rows of a step, taken before anything changes the logits."""
 
     def __init__(self, logits: Tensor, places: Int64Array, counts: Int64Array) -> None:
         """`places` are rows of `logits`, `counts` how many of the most likely tokens each reports."""
-        index = torch.from_numpy(places).to(logits.device)
-        self._logprobs = logits.index_select(0, index).log_softmax(-1)
+        if len(places) < len(logits):
+            logits = logits.index_select(0, torch.from_numpy(places).to(logits.device))
+        self._logprobs = logits.log_softmax(-1)
         self._at = {place: (at, count) for at, (place, count) in enumerate(zip(places.tolist(), counts, strict=True))}
 
     def entries(self, places: Sequence[int], tokens: Int64Array) -> list[TokenLogprobs | None]:
@@ -67,15 +71,18 @@ def _entries(
     logprobs: Tensor, rows: Iterable[int], tokens: Int64Array, counts: Sequence[int]
 ) -> Iterable[TokenLogprobs]:
     """One for each token, from these rows of `logprobs`."""
-    chosen = torch.tensor(list(rows), device=logprobs.device)
-    if not len(chosen):
+    chosen = list(rows)
+    if not chosen:
         return []
-    # Not a number anywhere in a row: the sequence fails, and these entries reach nobody.
-    own = logprobs.index_select(0, chosen).nan_to_num(nan=float("-inf"))
+    whole = chosen == list(range(len(logprobs)))  # a copy costs as much as all that follows
+    own = logprobs if whole else logprobs.index_select(0, torch.tensor(chosen, device=logprobs.device))
     values = own.gather(1, torch.from_numpy(tokens).to(own.device)[:, None])
-    ranks = 1 + (own > values).sum(-1)
-    most = min(max(counts), own.shape[1])
-    top, ids = largest(own, most) if most else (own[:, :0], chosen[:, None][:, :0])
+    most = min(max(*counts, RANKED), own.shape[1])
+    top, ids = largest(own, most)
+    ranks = 1 + (top > values).sum(-1)
+    (beyond,) = torch.nonzero(values[:, 0] < top[:, -1], as_tuple=True)  # more of the larger ones are not in the list
+    if len(beyond):
+        ranks[beyond] = 1 + (own[beyond] > values[beyond]).sum(-1)
     columns = (tokens, values[:, 0].tolist(), ranks.tolist(), ids.tolist(), top.tolist(), counts)
     return [
         TokenLogprobs(

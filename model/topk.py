@@ -7,7 +7,8 @@ so only those are sorted.
 import torch
 from torch import Tensor
 
-_BLOCK = 64
+_BLOCK = 32
+"""Values of a block: those whose places are equal modulo the number of blocks, so that maxima are taken in lanes."""
 
 
 def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -16,19 +17,21 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Of several that equal the last of the `k`, any may have been left out. `k` is at most the width. No row may hold a
     NaN.
     """
-    width = values.shape[1]
+    num_rows, width = values.shape
     num_blocks = width // _BLOCK
+    whole = num_blocks * _BLOCK
     if values.device.type != "cpu" or num_blocks < 4 * k:
         return _in_order(*values.topk(k, -1))
-    blocks = values[:, : num_blocks * _BLOCK].unfold(1, _BLOCK, _BLOCK)
-    best = blocks.amax(-1).topk(k, -1, sorted=False).indices
-    some = blocks.gather(1, best[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
-    if width > num_blocks * _BLOCK:
-        some = torch.cat((some, values[:, num_blocks * _BLOCK :]), 1)
+    blocks = values[:, :whole].view(num_rows, _BLOCK, num_blocks)
+    best = blocks.amax(1).topk(k, -1, sorted=False).indices
+    some = blocks.gather(2, best[:, None, :].expand(-1, _BLOCK, -1)).flatten(1)
+    if width > whole:
+        some = torch.cat((some, values[:, whole:]), 1)
     found, at = some.topk(k, -1)
-    block, within = at // _BLOCK, at % _BLOCK
-    ids = best.gather(1, block.clamp(max=k - 1)) * _BLOCK + within
-    ids = torch.where(block < k, ids, at - k * _BLOCK + num_blocks * _BLOCK)
+    # Within the blocks, place `at` is lane `at // k` of the block `best[at % k]`.
+    ids = at // k * num_blocks + best.gather(1, at % k)
+    if width > whole:
+        ids = torch.where(at < _BLOCK * k, ids, at - _BLOCK * k + whole)
     return _in_order(found, ids)
 
 

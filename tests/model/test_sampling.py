@@ -71,7 +71,7 @@ requests = st.fixed_dictionaries(
     {},
     optional={
         "temperature": st.sampled_from([0.3, 0.7, 1.0, 1.7]),
-        "top_k": st.sampled_from([-1, 0, 1, 2, 7, 50, 10**9]),
+        "top_k": st.sampled_from([-1, 0, 1, 2, 7, 50, 64, 100, 300, 10**9]),
         "top_p": st.sampled_from([1e-6, 0.1, 0.5, 0.9, 0.999, 1.0]),
         "min_p": st.sampled_from([0.0, 0.01, 0.2, 1.0]),
         "seed": st.integers(-(2**63), 2**63 - 1),
@@ -81,10 +81,22 @@ requests = st.fixed_dictionaries(
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(requests, min_size=1, max_size=6), st.sampled_from([1, 5, 256, 300, 700]), st.integers(0, 2**32))
-def test_every_token_is_the_one_of_the_plain_reference(rows: list[dict[str, Any]], vocab: int, seed: int) -> None:
-    """All filters, alone and together, in one batch of unlike requests."""
-    logits = random_logits(len(rows), vocab, seed)
+@given(
+    st.lists(requests, min_size=1, max_size=6),
+    st.sampled_from([1, 5, 65, 256, 300, 700, 9000]),
+    st.sampled_from([0.3, 3.0, 3.0]),
+    st.sampled_from([0.0, 0.0, 0.9, 0.999]),
+    st.integers(0, 2**32),
+)
+def test_every_token_is_the_one_of_the_plain_reference(
+    rows: list[dict[str, Any]], vocab: int, scale: float, masked: float, seed: int
+) -> None:
+    """All filters, alone and together, in one batch of unlike requests, on steep and flat logits, most of them masked
+    at times, in vocabularies below and above the numbers of candidates that are looked at first."""
+    logits = random_logits(len(rows), vocab, seed, scale=scale)
+    gone = torch.rand(logits.shape, generator=torch.Generator().manual_seed(seed)) < masked
+    gone[:, 0] = False
+    logits.masked_fill_(gone, float("-inf"))
     columns = rows_of(*rows)
     tokens, usable = sample(logits.clone(), columns)
     assert usable.all()
@@ -153,7 +165,7 @@ def test_top_p_looks_past_its_first_candidates(spread: float) -> None:
     logits = random_logits(2, 5000, scale=spread)
     rows = rows_of({"top_p": 0.9, "seed": 1}, {"top_p": 0.999, "seed": 2, "temperature": 1.5})
     tokens, _ = sample(logits.clone(), rows)
-    assert len(sampling.TOP_P_CANDIDATES) == 2
+    assert max(sampling.FEW) < sampling.TOP_P_CANDIDATES < logits.shape[1]
     for i, row in enumerate(({"top_p": 0.9}, {"top_p": 0.999, "temperature": 1.5})):
         weights = reference_weights(logits[i].tolist(), row)
         draw = uniforms(rows.seeds, rows.positions)[i]
