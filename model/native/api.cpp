@@ -73,6 +73,7 @@ const char* triolet_pack(Linear** linear, int format, int paired, int outputs, i
 }
 
 int64_t triolet_linear_bytes(const Linear* linear) { return (int64_t)linear->bytes(); }
+void triolet_unpack(const Linear* linear, float* to) { unpack_linear(*linear, to); }
 void triolet_free_linear(Linear* linear) { delete linear; }
 
 const char* triolet_new_cache(KVCache** cache, int format, int num_tensors, int num_blocks, int block_size,

@@ -42,8 +42,16 @@ struct Work {
 
 // int8 pairs to bfloat16 pairs, in place of order: exact, since 8 bits fit its significand.
 void widen_bytes(const int8_t* from, bf16* to, int count) {
+#if defined(__AVX512BF16__)
+  for (int i = 0; i < count; i += 2 * LANES) {
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i))));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i + LANES))));
+    _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+#else
   for (int i = 0; i < count; i += LANES)
     store_bf16(to + i, __builtin_convertvector(load<i8x16>(from + i), f32x16));
+#endif
 }
 
 template <class E>

@@ -61,7 +61,7 @@ INLINE void tile_int8(const Linear& linear, const Activations& input, int row, i
     for (int k = 0; k < GROUP / 4; k++) {
       u32x16 columns[4];
 #pragma GCC unroll 4
-      for (int c = 0; c < 4; c++) columns[c] = load<u32x16>(w + c * LANES);
+      for (int c = 0; c < 4; c++) columns[c] = load_once(w + c * LANES);
       w += PANEL;
       __builtin_prefetch(ahead, 0, 2), __builtin_prefetch(ahead + LANES, 0, 2);
       __builtin_prefetch(ahead + 2 * LANES, 0, 2), __builtin_prefetch(ahead + 3 * LANES, 0, 2);
@@ -111,7 +111,7 @@ INLINE void tile_int4(const Linear& linear, const Activations& input, int row, i
     for (int pair = 0; pair < 4; pair++) {
       u32x16 columns[4];
 #pragma GCC unroll 4
-      for (int c = 0; c < 4; c++) columns[c] = load<u32x16>(w + c * LANES);
+      for (int c = 0; c < 4; c++) columns[c] = load_once(w + c * LANES);
       for (int c = 0; c < 4; c++) __builtin_prefetch(w + 768 + c * LANES, 0, 3);
       w += PANEL;
 #pragma GCC unroll 3

@@ -116,6 +116,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "resize_pool": (None, (c_int,)),
     "pack": (c_char_p, (POINTER(c_void_p), c_int, c_int, c_int, c_int, c_void_p, c_void_p, c_void_p)),
     "linear_bytes": (c_int64, (c_void_p,)),
+    "unpack": (None, (c_void_p, c_void_p)),
     "free_linear": (None, (c_void_p,)),
     "new_cache": (c_char_p, (POINTER(c_void_p), c_int, c_int, c_int, c_int, c_int, c_int)),
     "cache_bytes": (c_int64, (c_void_p,)),

@@ -73,6 +73,33 @@ uint16_t half_of(float x) {
 #endif
 }
 
+float float_of(uint16_t half) {
+#if defined(__F16C__)
+  return _cvtsh_ss(half);
+#else
+  _Float16 value;
+  std::memcpy(&value, &half, 2);
+  return (float)value;
+#endif
+}
+
+float weight_at(const Linear& linear, int panel, int column, int k) {
+  const auto cell = [&](int per_cell) {
+    return linear.cells.get() + ((int64_t)panel * linear.depth / per_cell + k / per_cell) * PANEL + column;
+  };
+  switch (linear.format) {
+    case Format::FLOAT32: return *(const float*)cell(1);
+    case Format::BFLOAT16: return widen(((const bf16*)cell(2))[k % 2]);
+    case Format::INT8: return (((const uint8_t*)cell(4))[k % 4] - 128) * linear.scales[panel * PANEL + column];
+    default: break;
+  }
+  const int64_t group = (int64_t)panel * (linear.depth / GROUP) + k / GROUP;
+  const int i = k % GROUP;
+  const uint16_t* grid = linear.grid.get() + group * 2 * PANEL;
+  const uint8_t byte = ((const uint8_t*)(linear.nibbles.get() + group * 4 * PANEL))[(i / 8 * PANEL + column) * 4 + i % 4];
+  return float_of(grid[PANEL + column]) + float_of(grid[column]) * (i / 4 % 2 ? byte >> 4 : byte & 15);
+}
+
 void fill_int4(const Linear& linear, const Source& source, int panel) {
   const int groups = linear.depth / GROUP;
   float values[GROUP];
@@ -131,6 +158,15 @@ Linear* pack_linear(Format format, bool paired, int outputs, int inputs, const f
   });
   pool.end();
   return linear;
+}
+
+void unpack_linear(const Linear& linear, float* to) {
+  for (int panel = 0; panel < linear.panels; panel++)
+    for (int column = 0; column < PANEL; column++) {
+      const int row = linear.output_of(panel, column);
+      for (int k = 0; k < linear.inputs && row < linear.outputs; k++)
+        to[(int64_t)row * linear.inputs + k] = weight_at(linear, panel, column, k);
+    }
 }
 
 void Activations::reserve(int wanted) {

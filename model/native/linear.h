@@ -53,6 +53,9 @@ struct Linear {
 Linear* pack_linear(Format format, bool paired, int outputs, int inputs, const float* floats, const bf16* halves,
                     const float* bias);
 
+// The weights as the kernels see them, [outputs][inputs]; of an int4 matrix its nibbles.
+void unpack_linear(const Linear& linear, float* to);
+
 // Rows for a matrix to multiply, in its own terms. Int8 rows carry for each group of 32 values a scale, and the sum of
 // the bytes, which undoes the 128 that weights have added and carries the low end of an int4 grid.
 struct Activations {

@@ -48,7 +48,15 @@ class Packed:
         check(answer, ValueError)
         self.handle = handle
         self.num_bytes: int = library.linear_bytes(handle)
+        self.shape = (outputs, inputs)
+        self._library = library
         weakref.finalize(self, library.free_linear, handle)
+
+    def unpacked(self) -> Tensor:
+        """The weights as the kernels see them, float32 `[outputs, inputs]`; of an int4 matrix its four bits."""
+        weight = torch.empty(self.shape)
+        self._library.unpack(self.handle, weight.data_ptr())
+        return weight
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -115,7 +115,14 @@ class Attention:
         counts = np.array(lengths, np.int64)
         check(
             self.library.attend(
-                *(self.kv.handle, case.num_kv_heads * case.sharing, case.window, case.soft_cap, len(slots), len(lengths)),
+                *(
+                    self.kv.handle,
+                    case.num_kv_heads * case.sharing,
+                    case.window,
+                    case.soft_cap,
+                    len(slots),
+                    len(lengths),
+                ),
                 *(counts.ctypes.data, contexts.ctypes.data, self.tables.ctypes.data, self.tables.shape[1]),
                 slots.ctypes.data,
                 *(array.ctypes.data for array in given),
@@ -165,8 +172,16 @@ def test_attention_is_the_references(library: Library, case: Case) -> None:
 def test_large_scores_do_not_overflow(library: Library, format: Format) -> None:
     """Scores of some hundreds: the softmax is relative to the largest, chunk after chunk."""
     case = Case(
-        **{"format": format, "block_size": 16, "num_kv_heads": 1, "sharing": 2, "head_dim": 64, "window": 0},
-        **{"soft_cap": 0.0, "lengths": ((0, 700),), "threads": 1, "seed": 1},
+        format=format,
+        block_size=16,
+        num_kv_heads=1,
+        sharing=2,
+        head_dim=64,
+        window=0,
+        soft_cap=0.0,
+        lengths=((0, 700),),
+        threads=1,
+        seed=1,
     )
     random = np.random.default_rng(0)
     keys, values = random.standard_normal((700, 1, 64)) * 8, random.standard_normal((700, 1, 64))

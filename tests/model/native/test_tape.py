@@ -46,9 +46,7 @@ def changed(work: StepWork, **fields: Any) -> StepWork:
         ({"write_slots": (np.array([0, 1, 2, 3, 4, 1024]),)}, "slot 1024 of 1024"),
     ],
 )
-def test_a_step_that_does_not_fit_touches_nothing(
-    forward: NativeForward, fields: dict[str, Any], message: str
-) -> None:
+def test_a_step_that_does_not_fit_touches_nothing(forward: NativeForward, fields: dict[str, Any], message: str) -> None:
     """It raises, the cache stays as it was, and the next step is right."""
     sequences = Sequences(forward, TOKENS)
     with pytest.raises(AssertionError, match=message):

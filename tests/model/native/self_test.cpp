@@ -1,0 +1,130 @@
+// The kernels by themselves, to be run under the sanitizers: matrices of every format with every number of rows, a cache
+// of every format under mixed steps, one thread and several; what several answer must be what one answers, bit for bit.
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "tape.h"
+
+using namespace triolet;
+
+namespace {
+
+constexpr int HIDDEN = 48, INNER = 40, HEADS = 6, KV_HEADS = 2, DIM = 16, VOCAB = 70, BLOCKS = 24, LAYERS = 2;
+
+uint32_t state = 1;
+float random_float() {
+  state = state * 1664525u + 1013904223u;
+  return (float)(state >> 8) / (1 << 23) - 1;
+}
+
+std::vector<float> random_floats(size_t count) {
+  std::vector<float> floats(count);
+  for (float& x : floats) x = random_float();
+  return floats;
+}
+
+void expect(bool fine, const char* what) {
+  if (fine) return;
+  std::fprintf(stderr, "self test: %s\n", what);
+  std::exit(1);
+}
+
+struct Matrices {
+  std::vector<Linear*> all;
+  Linear* make(Format format, bool paired, int outputs, int inputs) {
+    const std::vector<float> weights = random_floats((size_t)outputs * inputs), bias = random_floats(outputs);
+    all.push_back(pack_linear(format, paired, outputs, inputs, weights.data(), nullptr, bias.data()));
+    return all.back();
+  }
+  ~Matrices() {
+    for (Linear* linear : all) delete linear;
+  }
+};
+
+// The logits of a chunk, then of mixed steps, of two sequences.
+std::vector<float> run(Format weights, Format cached, int threads) {
+  state = 1;
+  Matrices matrices;
+  const Format activations = weights == Format::INT4 ? Format::INT8 : weights;
+  const Format table = weights == Format::FLOAT32 ? Format::FLOAT32 : Format::BFLOAT16;
+  const std::vector<float> norm(padded(HIDDEN), 1.f), head_norm(DIM, 1.f), frequencies = random_floats(DIM / 2);
+  KVCache cache{cached, LAYERS, BLOCKS, 1, KV_HEADS, DIM, {}};
+  cache.data.allocate(cache.tensor_bytes() * LAYERS);
+  std::memset(cache.data.get(), 0xff, cache.data.bytes());
+  std::vector<Op> ops = {{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, matrices.make(table, false, VOCAB, HIDDEN), nullptr, nullptr},
+                         {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, nullptr, nullptr, nullptr}};
+  for (int layer = 0; layer < LAYERS; layer++) {
+    const int window = layer ? 9 : 0;
+    const auto linear = [&](int outputs, int inputs, bool paired = false) {
+      return matrices.make(weights, paired, outputs, inputs);
+    };
+    ops.push_back({2, 0, 1, 0, 0, 0, 0, 0, 1e-5f, 0, nullptr, norm.data(), nullptr});
+    ops.push_back({6, 1, 2, 0, 0, 0, 0, 0, 0, 0, linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), nullptr, nullptr});
+    ops.push_back({3, 2, 0, 0, 0, layer, layer, 0, 1e-5f, 0, nullptr, head_norm.data(), head_norm.data()});
+    ops.push_back({4, 2, 3, 0, 0, layer, layer, window, 0, 5.f, nullptr, nullptr, nullptr});
+    ops.push_back({5, 3, 4, 0, 0, 0, 0, 0, 0, 0, nullptr, nullptr, nullptr});
+    ops.push_back({6, 4, 0, 0, 1, 0, 0, 0, 0, 0, linear(HIDDEN, HEADS * DIM), nullptr, nullptr});
+    ops.push_back({2, 0, 1, 0, 0, 0, 0, 0, 1e-5f, 0, nullptr, norm.data(), nullptr});
+    ops.push_back({6, 1, 5, 0, 2, 0, 0, 0, 0, 0, linear(2 * INNER, HIDDEN, true), nullptr, nullptr});
+    ops.push_back({6, 5, 0, 0, 1, 0, 0, 0, 0, 0, linear(HIDDEN, INNER), nullptr, nullptr});
+  }
+  const Format head = weights == Format::INT4 ? Format::INT8 : weights;
+  ops.push_back({2, 0, 1, 1, 0, 0, 0, 0, 1e-5f, 0, nullptr, norm.data(), nullptr});
+  ops.push_back({6, 1, 0, 1, 0, 0, 0, 0, 0, 20.f, matrices.make(head, false, VOCAB, HIDDEN), nullptr, nullptr});
+  const std::vector<BufferShape> buffers = {
+      {HIDDEN, 0}, {HIDDEN, 1}, {(HEADS + 2 * KV_HEADS) * DIM, 0}, {HEADS * DIM, 0}, {HEADS * DIM, 1}, {INNER, 1}};
+  const ModelShape shape{HEADS, KV_HEADS, DIM, DIM, HIDDEN, VOCAB, (int)activations, 2, 0.25f, 1, frequencies.data()};
+  Tape tape(shape, ops, buffers, &cache);
+  expect(tape.check().empty(), tape.check().c_str());
+
+  std::vector<float> logits;
+  const int pieces[][2] = {{21, 0}, {1, 30}, {1, 1}, {14, 1}, {1, 7}};
+  const int32_t tables[2][4] = {{3, 17, 5, 20}, {9, 1, 22, 14}};
+  int64_t computed[2] = {0, 0};
+  for (const auto& piece : pieces) {
+    std::vector<int64_t> tokens, positions, slots, queries, contexts, sampled;
+    std::vector<int32_t> table_rows;
+    for (int s = 0; s < 2; s++) {
+      for (int i = 0; i < piece[s]; i++, computed[s]++) {
+        tokens.push_back((computed[s] * 7 + s) % VOCAB);
+        positions.push_back(computed[s]);
+        slots.push_back(tables[s][computed[s] / 16] * 16 + computed[s] % 16);
+        sampled.push_back((int64_t)sampled.size());
+      }
+      if (!piece[s]) continue;
+      queries.push_back(piece[s]), contexts.push_back(computed[s]);
+      table_rows.insert(table_rows.end(), tables[s], tables[s] + 4);
+    }
+    const size_t count = tokens.size();
+    std::vector<float> out(count * padded(VOCAB)), best_logits(count);
+    std::vector<int64_t> best(count);
+    const int32_t* both_tables[2] = {table_rows.data(), table_rows.data()};
+    const int64_t* both_slots[2] = {slots.data(), slots.data()};
+    const Step step{(int)count,      (int)queries.size(), (int)count,   4,           threads,    1,
+                    tokens.data(),   positions.data(),    queries.data(), contexts.data(), sampled.data(), both_tables,
+                    both_slots,      out.data(),          best.data(),  best_logits.data()};
+    const std::string wrong = tape.run(step);
+    expect(wrong.empty(), wrong.c_str());
+    for (float x : out) expect(std::isfinite(x), "a logit is not finite: unwritten memory was read");
+    logits.insert(logits.end(), out.begin(), out.end());
+  }
+  const int64_t sources[] = {3, 9}, targets[] = {9, 0};
+  copy_blocks(cache, sources, targets, 2);
+  return logits;
+}
+
+}  // namespace
+
+int main() {
+  const Format formats[][2] = {{Format::FLOAT32, Format::FLOAT32}, {Format::BFLOAT16, Format::BFLOAT16},
+                               {Format::INT8, Format::BFLOAT16},   {Format::INT4, Format::INT8}};
+  for (const auto& format : formats) {
+    Pool::shared().resize(1);
+    const std::vector<float> alone = run(format[0], format[1], 1);
+    Pool::shared().resize(4);
+    for (int threads : {4, 2, 4}) expect(run(format[0], format[1], threads) == alone, "threads change the result");
+  }
+  Pool::shared().resize(1);
+  std::puts("fine");
+}
