@@ -5,12 +5,24 @@ Pure: the standard library, attrs and the core's errors. A prompt's fault raises
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, assert_never, cast
+from typing import Any, Literal, assert_never, cast
 
 import attrs
 
 from .core.errors import InvalidRequest, PromptTooLong
 from .core.params import SamplingParams
+
+
+@attrs.frozen(kw_only=True)
+class Cut:
+    """A prompt that has more tokens than these loses the rest: its beginning (`left`), or its end (`right`)."""
+
+    num_tokens: int
+    side: Literal["left", "right"] = "left"
+
+    def apply(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        surplus = max(0, len(token_ids) - self.num_tokens)
+        return token_ids[surplus:] if self.side == "left" else token_ids[: len(token_ids) - surplus]
 
 
 @attrs.frozen(kw_only=True)
@@ -20,6 +32,16 @@ class TextPrompt:
     text: str
     add_special_tokens: bool = True
     """Let the tokenizer add what it adds by default (a begin-of-text token, mostly)."""
+    cut: Cut | None = None
+
+
+@attrs.frozen(kw_only=True)
+class InfillPrompt:
+    """A text with a gap: what stands before it and behind it. Takes a model with the tokens for that."""
+
+    text: str
+    suffix: str
+    cut: Cut | None = None
 
 
 def _token_ids(value: Sequence[int]) -> tuple[int, ...]:
@@ -31,6 +53,7 @@ class TokenPrompt:
     """Tokens: nothing is added."""
 
     token_ids: tuple[int, ...] = attrs.field(converter=_token_ids)
+    cut: Cut | None = None
 
 
 def _messages(value: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -63,14 +86,31 @@ class ChatPrompt:
     """Further variables of the template. Raises InvalidRequest for a name that is not free."""
     chat_template: str | None = None
     """A template of its own, in place of the model's: rendered in another process, within limits."""
+    continue_final_message: bool = False
+    """End within the last message, so that the answer goes on with it. Not together with add_generation_prompt."""
+    documents: tuple[Mapping[str, Any], ...] | None = None
+    """For templates that know what to do with them."""
+    add_special_tokens: bool = False
+    """Let the tokenizer add what it adds by default, beside what the template writes."""
+    cut: Cut | None = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What rendering takes beside the messages and `add_generation_prompt`."""
+        own: dict[str, Any] = dict(self.template_kwargs)
+        if self.documents is not None:
+            own["documents"] = list(self.documents)
+        if self.continue_final_message:
+            own["continue_final_message"] = True
+        return own
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+Prompt = TextPrompt | InfillPrompt | TokenPrompt | ChatPrompt
 
 
 def as_prompt(prompt: Prompt | str | Sequence[int]) -> Prompt:
     """A str is a text, a sequence of ints is tokens. Anything else raises InvalidRequest."""
-    if isinstance(prompt, TextPrompt | TokenPrompt | ChatPrompt):
+    if isinstance(prompt, Prompt):
         return prompt
     if isinstance(prompt, str):
         return TextPrompt(text=prompt)
@@ -91,10 +131,12 @@ def num_characters(prompt: Prompt) -> int:
     match prompt:
         case TextPrompt():
             return len(prompt.text)
+        case InfillPrompt():
+            return len(prompt.text) + len(prompt.suffix)
         case TokenPrompt():
             return 0
         case ChatPrompt():
-            values = (*prompt.messages, prompt.template_kwargs)
+            values = (*prompt.messages, prompt.variables)
             return sum(len(text) for value in values for text in _texts(value))
         case _:
             assert_never(prompt)

@@ -40,7 +40,7 @@ class TemplateProcesses:
             "messages": list(prompt.messages),
             "special_tokens": dict(special_tokens),
             "add_generation_prompt": prompt.add_generation_prompt,
-            "kwargs": dict(prompt.template_kwargs),
+            "kwargs": prompt.variables,
         }
         data = json.dumps(job).encode()
         async with self._limiter:

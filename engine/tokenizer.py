@@ -15,7 +15,16 @@ from typing import Any, Protocol, TypeVar, assert_never
 import trio
 
 from .core.errors import InvalidRequest, RequestFailed, TrioletError
-from .prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt, check_token_ids, num_characters, prompt_param
+from .prompt import (
+    ChatPrompt,
+    InfillPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_token_ids,
+    num_characters,
+    prompt_param,
+)
 from .template_process import TemplateProcesses
 
 log = logging.getLogger(__name__)
@@ -57,11 +66,14 @@ class ChatTokenizer(Protocol):
     def has_chat_template(self) -> bool: ...
     @property
     def special_tokens(self) -> Mapping[str, Any]: ...
+    @property
+    def infill_token_ids(self) -> tuple[int, int, int] | None: ...
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **template_kwargs: Any
     ) -> str: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
     def incremental(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder: ...
 
 
@@ -93,7 +105,7 @@ class TokenizerClient:
         """
         if isinstance(prompt, ChatPrompt) and prompt.chat_template is not None:
             text = await self._processes.render(prompt, self._tokenizer.special_tokens)
-            work = partial(self._encode_rendered, text)
+            work = partial(self._encode_rendered, prompt, text)
             size = len(text)
         else:
             work = partial(self._encode, prompt)
@@ -110,6 +122,11 @@ class TokenizerClient:
         """The text of whole sequences of tokens. Raises InvalidRequest for an id outside the vocabulary."""
         check_token_ids(tuple(token_ids), vocab_size=self.vocab_size, param="tokens")
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, inside a text: whole characters mostly, for some a part of one. May be called from
+        any thread."""
+        return self._tokenizer.token_bytes(token_id)
 
     def incremental(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for the answer to this prompt."""
@@ -138,13 +155,13 @@ class TokenizerClient:
         """Runs in any thread."""
         token_ids = tuple(self._tokenize(prompt))
         check_token_ids(token_ids, vocab_size=self._vocab_size, param=prompt_param(prompt))
-        return token_ids
+        return token_ids if prompt.cut is None else prompt.cut.apply(token_ids)
 
-    def _encode_rendered(self, text: str) -> tuple[int, ...]:
+    def _encode_rendered(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
         """Runs in any thread."""
-        token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens))
         check_token_ids(token_ids, vocab_size=self._vocab_size, param="messages")
-        return token_ids
+        return token_ids if prompt.cut is None else prompt.cut.apply(token_ids)
 
     def _tokenize(self, prompt: Prompt) -> Sequence[int]:
         tokenizer = self._tokenizer
@@ -153,16 +170,22 @@ class TokenizerClient:
                 return prompt.token_ids
             case TextPrompt():
                 return tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
+            case InfillPrompt():
+                if tokenizer.infill_token_ids is None:
+                    raise InvalidRequest("suffix: this model has no tokens for filling in a text.", param="suffix")
+                parts = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt.text, prompt.suffix))
+                (before, behind), (front, gap, end) = parts, tokenizer.infill_token_ids
+                return [front, *before, gap, *behind, end]
             case ChatPrompt():
                 if not tokenizer.has_chat_template:
                     raise InvalidRequest(
                         "The model has no chat template: send a prompt instead of messages.", param="messages"
                     )
                 text = tokenizer.render(
-                    prompt.messages, add_generation_prompt=prompt.add_generation_prompt, **prompt.template_kwargs
+                    prompt.messages, add_generation_prompt=prompt.add_generation_prompt, **prompt.variables
                 )
-                # The template writes the special tokens itself.
-                return tokenizer.encode(text, add_special_tokens=False)
+                # The template writes the special tokens itself, mostly.
+                return tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
             case _:
                 assert_never(prompt)
 

@@ -47,19 +47,40 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **kwargs: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
         """The prompt. `kwargs` are seen by the template, and go before the special tokens of the same name.
 
+        `continue_final_message`: it ends where the last message's content does. A template that does not know
+        developers reads their messages as the system's.
         Raises InvalidRequest: for no messages, and for whatever the template says or does wrong.
         """
         if not messages:
             raise InvalidRequest("There must be at least one message.", param="messages")
         tools = kwargs.pop("tools", None)
         documents = kwargs.pop("documents", None)
+        text = self._render(messages, tools, documents, add_generation_prompt, kwargs)
+        return _cut_behind(text, messages[-1].get("content")) if continue_final_message else text
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        documents: Any,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+    ) -> str:
+        knows_developers = any("developer" in source for source in self._sources.values())
         try:
             with limited(self._limits):
                 return self._template(bool(tools)).render(
-                    messages=[_message(message) for message in messages],
+                    messages=[_message(message, knows_developers) for message in messages],
                     tools=_plain(tools),
                     documents=_plain(documents),
                     add_generation_prompt=add_generation_prompt,
@@ -159,11 +180,27 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _cut_behind(text: str, content: Any) -> str:
+    """The rendered text up to the end of the last message's content, as transformers finds it: the last place where
+    that stands, with the space behind it where the template kept that."""
+    words = content.strip() if isinstance(content, str) else ""
+    place = text.rfind(words) if words else -1
+    if place < 0:
+        raise InvalidRequest(
+            "continue_final_message: the last message has no text, or the chat template does not show it as it is.",
+            param="continue_final_message",
+        )
+    whole = content.lstrip()
+    return text[: place + len(whole if text.startswith(whole, place) else words)]
+
+
+def _message(message: Mapping[str, Any], knows_developers: bool) -> dict[str, Any]:
     """One message as plain data: no nulls at its top, and its reasoning under each name that templates read."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"A message must be an object, not {type(message).__name__}.", param="messages")
     plain: dict[str, Any] = {key: _plain(value) for key, value in message.items() if value is not None}
+    if plain.get("role") == "developer" and not knows_developers:
+        plain["role"] = "system"
     for name in _REASONING:
         if name in plain:
             return {"thinking": plain[name], **plain, "reasoning_content": plain[name]}

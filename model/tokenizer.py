@@ -14,6 +14,15 @@ from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, IncrementalDecoder
 from .source import ModelSource
 
+INFILL_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+"""How vocabularies spell what stands before a text, at the gap in it, and behind it."""
+
 
 class ChatTokenizer:
     """Text to token ids and back, and messages to a prompt."""
@@ -45,6 +54,20 @@ class ChatTokenizer:
     def eos_token_ids(self) -> tuple[int, ...]:
         """The tokenizer's own end token; the model's configuration may name more."""
         return () if self.eos_token_id is None else (self.eos_token_id,)
+
+    @property
+    def infill_token_ids(self) -> tuple[int, int, int] | None:
+        """The tokens for filling in a text (before it, at the gap, behind it), of a model that was taught to."""
+        for names in INFILL_TOKENS:
+            front, gap, end = map(self._tokenizer.token_to_id, names)
+            if front is not None and gap is not None and end is not None:
+                return front, gap, end
+        return None
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, inside a text, special or not; nothing for an id that is not in the vocabulary."""
+        piece = self._detokenizer.piece(token_id, False)
+        return piece if isinstance(piece, bytes) else (piece or "").encode()
 
     @property
     def has_chat_template(self) -> bool:

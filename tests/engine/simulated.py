@@ -121,6 +121,7 @@ class ByteTokenizer:
     eos_token_ids = (EOS,)
     has_chat_template = True
     special_tokens: Mapping[str, str] = {}
+    infill_token_ids: tuple[int, int, int] | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -137,6 +138,9 @@ class ByteTokenizer:
         if "refuse" in contents:
             raise InvalidRequest("The template refuses.", param="messages")
         return "".join(f"{content}\n" for content in contents)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
 
     def incremental(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> ByteDecoder:
         return ByteDecoder()

@@ -122,3 +122,33 @@ def test_objects_with_methods_never_reach_a_template() -> None:
     template = ChatTemplate("{{ messages[0].content }}", SPECIAL)
     said = template.render([{"role": "user", "content": File()}], add_generation_prompt=True)
     assert said == "<File>"
+
+
+CONTINUED = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+
+
+@pytest.mark.parametrize("content", ["Once upon", " Once upon a ", "user"])
+def test_the_last_message_is_left_open_as_in_transformers(content: str) -> None:
+    """The prompt ends where its content does, wherever else the same words stand."""
+    talk = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
+    ours = ChatTemplate(CONTINUED, SPECIAL).render(talk, add_generation_prompt=False, continue_final_message=True)
+    theirs, _ = render_jinja_template(conversations=[talk], chat_template=CONTINUED, continue_final_message=True)
+    assert ours == theirs[0]
+    assert ours == f"<user>{content.strip()}</><assistant>{content.strip()}"
+
+
+@pytest.mark.parametrize("content", ["", "  ", None])
+def test_a_message_without_text_cannot_be_continued(content: str | None) -> None:
+    """The request's fault, and it names the field."""
+    talk = [{"role": "assistant", "content": content}]
+    with pytest.raises(InvalidRequest, match="the last message has no text") as caught:
+        ChatTemplate(CONTINUED, SPECIAL).render(talk, add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_a_developer_is_the_system_to_a_template_that_knows_none() -> None:
+    """One that does gets the role as it is."""
+    talk = [{"role": "developer", "content": "a"}]
+    assert ChatTemplate(CONTINUED, SPECIAL).render(talk, add_generation_prompt=False) == "<system>a</>"
+    knows = CONTINUED + "{# developer #}"
+    assert ChatTemplate(knows, SPECIAL).render(talk, add_generation_prompt=False) == "<developer>a</>"

@@ -239,3 +239,20 @@ def test_a_stored_truncation_does_not_cut_prompts() -> None:
     inner.enable_truncation(4)
     inner.enable_padding(length=64)
     assert len(ChatTokenizer(inner).encode("xyxyxyxy")) == 8
+
+
+def test_a_tokens_bytes_are_its_share_of_the_text(builtin_tokenizer: ChatTokenizer) -> None:
+    """Joined they are the text's bytes, also where a token is a part of a character; special tokens are themselves."""
+    for text in TEXTS[1:-2]:
+        ids = builtin_tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(map(builtin_tokenizer.token_bytes, ids)) == text.encode()
+    assert builtin_tokenizer.token_bytes(10**6) == b""
+
+
+def test_tokens_for_filling_in_are_found_by_their_spelling() -> None:
+    """All three of one family, or none."""
+    names = ["a", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+    whole = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="a"))
+    part = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names[:3])}, unk_token="a"))
+    assert ChatTokenizer(whole).infill_token_ids == (1, 2, 3)
+    assert ChatTokenizer(part).infill_token_ids is None
