@@ -4,6 +4,7 @@
     ├── signals                  the first asks to stop, the second stops at once
     ├── server                   the listener and one task tree for each connection
     ├── throughput               the periodic line
+    ├── lag                      how late the event loop is
     └── (body) open_engine       waits until it is told to stop, or the engine dies
 
 Starting: the port is bound, the model loaded, and only then the port listens. Stopping: /health turns 503 and no
@@ -11,6 +12,7 @@ request is taken; running ones have `--shutdown-timeout` to finish; what is left
 close; the engine's scope is left. Every wait on this way has a bound.
 """
 
+import gc
 import logging
 import signal
 import sys
@@ -25,6 +27,7 @@ from ..engine.config import EngineConfig
 from ..engine.core.errors import EngineDead, StartError, TrioletError
 from .config import ServerConfig
 from .errors import ShuttingDown, leaf_error
+from .lag import watch_lag
 from .lifecycle import Lifecycle
 from .log import log_throughput
 from .metrics import Metrics
@@ -73,7 +76,7 @@ async def serve(
     """
     server = Server(config)
     run = Run(config=config, server=server, lifecycle=Lifecycle())
-    metrics = Metrics()
+    metrics = Metrics(config.metrics_prefix)
     try:
         async with trio.open_nursery() as nursery:
             if signals:
@@ -118,7 +121,9 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     )
     url = await nursery.start(run.server.run, gate)
     nursery.start_soon(log_throughput, engine.stats)
+    nursery.start_soon(watch_lag, metrics.lagged)
     run.started = True
+    gc.freeze()  # Modules and tables stay anyway; a full collection that looks at them stops every stream for 0.1 s.
     log.info("serving %s on %s", ", ".join(service.model_names), url)
     print(f"Triolet is ready: {url}/v1", file=sys.stdout, flush=True)
 
