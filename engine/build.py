@@ -263,7 +263,7 @@ def _make_native_runner(
 
     # The kernels have threads of their own: two teams that spin would wait for each other's time slices.
     torch.set_num_threads(1)
-    num_threads = int(os.environ.get("OMP_NUM_THREADS") or _num_cores())
+    num_threads = num_native_threads(_num_cores(), os.environ.get("OMP_NUM_THREADS", ""))
     native.library.resize_pool(num_threads)
     weights = _counted(read_weights(source, spec), report)
     model = pack_model(native.library, spec, weights, format=native.weights, max_model_len=max_model_len)
@@ -310,6 +310,13 @@ def num_compute_threads(num_cores: int, default: int) -> int:
     cores they spin for a time slice: with 2 threads on 2 busy cores a step took some 20 times as long as with one.
     """
     return max(1, min(default, num_cores - 1))
+
+
+def num_native_threads(num_cores: int, asked: str) -> int:
+    """Most threads of a native step: what OMP_NUM_THREADS says (`asked`, perhaps a list by level), else all cores: a
+    step that shares them with the event loop finds out by itself how many are best."""
+    first = asked.partition(",")[0].strip()
+    return int(first) if first.isdigit() and int(first) else num_cores
 
 
 def _num_cores() -> int:

@@ -34,7 +34,9 @@ INLINE f32x16 widen_halves(const uint16_t* from) {
 }
 
 constexpr int INT8_TILE_ROWS = 3;  // 12 whole-number sums and 12 float sums
-constexpr int INT4_ROWS = 3;       // above, unpacking costs more than the bytes it saves
+// Above, unpacking costs more than the bytes it saves and the int8 weights are taken; so with int4, and only with it, a
+// token's logits depend a little on how many others are computed with it.
+constexpr int INT4_ROWS = 3;
 
 template <int ROWS>
 INLINE void tile_int8(const Linear& linear, const Activations& input, int row, int panel, const uint32_t* ahead,
