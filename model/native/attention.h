@@ -9,7 +9,7 @@ namespace triolet {
 // Query rows of a unit: tokens times the heads that share a kv head. Its scores and sums stay in L1 and L2.
 constexpr int UNIT_ROWS = 48;
 // Keys that are scored before their values are added.
-constexpr int CHUNK_TOKENS = 256;
+constexpr int CHUNK_TOKENS = 128;
 
 struct AttentionShape {
   int num_heads, num_kv_heads, head_dim;
