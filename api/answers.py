@@ -1,18 +1,21 @@
-"""What clients get: the response bodies of chats and completions, and the events of their streams.
+"""What clients get: the parts that the bodies and the events of all answers have in common.
 
 A choice that its deadline ended has `timed_out: true`; one that was ended from outside says by what in `stop_reason`.
-An event is built from byte templates made once for a request; only the text of a delta is encoded anew.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import msgspec
+import trio
 
 from ..engine.core.events import FinishReason
+from ..engine.core.logprobs import TokenLogprobs
+from ..engine.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
-    from ..engine.stream import Output
+    from ..engine.stream import Output, RequestStream
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -30,21 +33,88 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptDetails
 
 
+@attrs.frozen(kw_only=True)
+class Shape:
+    """What an answer is to hold beside its text."""
+
+    strict: bool = False
+    """Say OpenAI's finish reasons alone."""
+    num_top: int | None = None
+    """With log-probabilities: of how many rivals of each token; None: without."""
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    """A token is spelled `token_id:ID`."""
+    usage_on_chunks: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """A chunk holds text alone: the many that do are made from templates."""
+        return self.num_top is None and not (self.token_ids or self.usage_on_chunks)
+
+
 @attrs.define(kw_only=True)
 class Answer:
-    """What one choice has come to: its texts so far, and the last output, which counts the tokens."""
+    """What one choice has come to: its last output, which counts the tokens, and as much of the others as is needed."""
 
-    texts: list[str] = attrs.field(factory=list)
+    index: int = 0
+    prompt_only: bool = False
+    """Nothing was to be generated: what the engine had to is dropped."""
+    told: bool = False
+    """Its first event has been sent."""
     last: "Output | None" = None
+    texts: list[str] = attrs.field(factory=list)
+    token_ids: list[int] = attrs.field(factory=list)
+    logprobs: list[TokenLogprobs] = attrs.field(factory=list)
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    decoder: IncrementalDecoder | None = None
+    """For the places of its tokens in the text, and up to where they have been looked at: the format's."""
+    text_offset: int = 0
 
-    def take(self, output: "Output", *, keep_text: bool) -> None:
-        self.last = output
-        if keep_text and output.text:
+    def take(self, output: "Output", stream: "RequestStream", *, keep: bool) -> "Output":
+        """Note an output, and give it back as the client is to see it: an end token is a token like the others.
+
+        With `keep` its text, tokens and log-probabilities are kept too.
+        """
+        if self.last is None:
+            self.prompt_token_ids = stream.prompt_token_ids
+            self.prompt_logprobs = stream.prompt_logprobs  # known no more once the scope is left
+        self.last = output = _with_end(_without_answer(output) if self.prompt_only else output)
+        if keep:
             self.texts.append(output.text)
+            self.token_ids += output.token_ids
+            self.logprobs += output.logprobs
+        return output
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+
+def _without_answer(output: "Output") -> "Output":
+    ended = FinishReason.LENGTH if output.finish_reason is FinishReason.STOP else output.finish_reason
+    return attrs.evolve(
+        output,
+        text="",
+        token_ids=(),
+        logprobs=(),
+        finish_reason=ended,
+        stop_reason=None,
+        num_output_tokens=0,
+        end_token_id=None,
+        end_logprobs=None,
+    )
+
+
+def _with_end(output: "Output") -> "Output":
+    if output.end_token_id is None:
+        return output
+    end = () if output.end_logprobs is None else (output.end_logprobs,)
+    token_ids = (*output.token_ids, output.end_token_id)
+    return attrs.evolve(
+        output, token_ids=token_ids, logprobs=output.logprobs + end, end_token_id=None, end_logprobs=None
+    )
 
 
 def usage_of(answers: list[Answer], *, num_choices: int = 1) -> Usage:
@@ -64,29 +134,44 @@ def usage_of(answers: list[Answer], *, num_choices: int = 1) -> Usage:
 class Format(Protocol):
     """How a protocol writes its answer. Every `bytes` of a stream is whole events."""
 
-    def delta(self, index: int, output: "Output", *, first: bool) -> bytes:
-        """The events of an output; empty when there is nothing to say yet."""
+    def delta(self, answer: Answer, output: "Output") -> bytes:
+        """The events of an output that `answer` has taken; empty when there is nothing to say yet."""
 
     def usage(self, usage: Usage) -> bytes:
         """The event that carries the usage, without choices."""
 
     def whole(self, answers: list[Answer], usage: Usage) -> bytes:
-        """The body of a plain answer."""
+        """The body of a plain answer. May be called in a worker thread."""
 
 
-def _finish(output: "Output | None", *, strict: bool) -> dict[str, Any]:
+LONG_ANSWER = 2048
+"""From so many tokens with log-probabilities on a body is made in a worker thread, so that no stream stalls."""
+
+
+async def whole_body(format: Format, answers: list[Answer], usage: Usage) -> bytes:
+    """The body of a plain answer, made without holding up the others. Cancelled, a thread finishes for nobody."""
+    make = partial(format.whole, answers, usage)
+    if sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers) < LONG_ANSWER:
+        return make()
+    return await trio.to_thread.run_sync(make, abandon_on_cancel=True)
+
+
+_NOT_OPENAI = (FinishReason.TIMEOUT, FinishReason.ABORT, FinishReason.REPETITION)
+
+
+def finish(output: "Output | None", *, strict: bool) -> dict[str, Any]:
     """How a choice ended. `strict`: with OpenAI's finish reasons alone."""
     if output is None or output.finish_reason is None:
         return {"finish_reason": None, "stop_reason": None}
     reason = output.finish_reason
     timed_out = {"timed_out": True} if reason is FinishReason.TIMEOUT else {}
-    if strict and reason in (FinishReason.TIMEOUT, FinishReason.ABORT):
+    if strict and reason in _NOT_OPENAI:
         reason = FinishReason.LENGTH
     return {"finish_reason": str(reason), "stop_reason": output.stop_reason, **timed_out}
 
 
 @attrs.frozen(kw_only=True)
-class _Head:
+class Head:
     """What every body and event of an answer begins with."""
 
     id: str
@@ -97,85 +182,25 @@ class _Head:
     def fields(self) -> dict[str, Any]:
         return {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
 
-    def event(self) -> bytes:
+    def opening(self) -> bytes:
         """The opening of an event, up to the value of `choices`."""
         return b"data: " + msgspec.json.encode(self.fields())[:-1] + b',"choices":['
 
+    def event(self, choice: dict[str, Any], **more: Any) -> bytes:
+        """An event of one choice."""
+        return b"data: " + msgspec.json.encode({**self.fields(), "choices": [choice], **more}) + b"\n\n"
+
     def usage(self, usage: Usage) -> bytes:
-        return self.event() + b'],"usage":' + msgspec.json.encode(usage) + b"}\n\n"
+        return self.opening() + b'],"usage":' + msgspec.json.encode(usage) + b"}\n\n"
 
-    def body(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
-        return msgspec.json.encode({**self.fields(), "choices": choices, "usage": usage})
-
-
-_CLOSED = b"}]}\n\n"
-_OPEN_CHOICE = b',"logprobs":null,"finish_reason":null'
+    def body(self, choices: list[dict[str, Any]], usage: Usage, **more: Any) -> bytes:
+        return msgspec.json.encode({**self.fields(), "choices": choices, "usage": usage, **more})
 
 
-def _closing(output: "Output", *, strict: bool) -> bytes:
+CLOSED = b"}]}\n\n"
+OPEN_CHOICE = b',"logprobs":null,"finish_reason":null'
+
+
+def closing(output: "Output", *, strict: bool) -> bytes:
     """The end of the event that ends a choice."""
-    return b',"logprobs":null,' + msgspec.json.encode(_finish(output, strict=strict))[1:-1] + _CLOSED
-
-
-class ChatFormat:
-    """`chat.completion` and its chunks: the role first, text deltas, then an empty delta with the finish reason."""
-
-    def __init__(self, *, id: str, created: int, model: str, strict: bool = False) -> None:
-        self._strict = strict
-        self._body = _Head(id=id, object="chat.completion", created=created, model=model)
-        self._chunk = _Head(id=id, object="chat.completion.chunk", created=created, model=model)
-        self._event = self._chunk.event()
-
-    def delta(self, index: int, output: "Output", *, first: bool) -> bytes:
-        events = b""
-        opening = self._event + b'{"index":%d,"delta":{' % index
-        if first:
-            events += opening + b'"role":"assistant","content":""}' + _OPEN_CHOICE + _CLOSED
-        if output.text:
-            text = msgspec.json.encode(output.text)
-            events += opening + b'"content":' + text + b"}" + _OPEN_CHOICE + _CLOSED
-        if output.finish_reason is not None:
-            events += opening + b"}" + _closing(output, strict=self._strict)
-        return events
-
-    def usage(self, usage: Usage) -> bytes:
-        return self._chunk.usage(usage)
-
-    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": None,
-            }
-            | _finish(answer.last, strict=self._strict)
-            for index, answer in enumerate(answers)
-        ]
-        return self._body.body(choices, usage)
-
-
-class CompletionFormat:
-    """`text_completion`, whole and in chunks: the answers to the first prompt have the first indexes."""
-
-    def __init__(self, *, id: str, created: int, model: str, strict: bool = False) -> None:
-        self._strict = strict
-        self._head = _Head(id=id, object="text_completion", created=created, model=model)
-        self._open = self._head.event()
-
-    def delta(self, index: int, output: "Output", *, first: bool) -> bytes:
-        if not output.text and output.finish_reason is None:
-            return b""
-        choice = b'{"index":%d,"text":%b' % (index, msgspec.json.encode(output.text))
-        if output.finish_reason is None:
-            return self._open + choice + _OPEN_CHOICE + _CLOSED
-        return self._open + choice + _closing(output, strict=self._strict)
-
-    def usage(self, usage: Usage) -> bytes:
-        return self._head.usage(usage)
-
-    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
-        choices = [
-            {"index": index, "text": answer.text, "logprobs": None} | _finish(answer.last, strict=self._strict)
-            for index, answer in enumerate(answers)
-        ]
-        return self._head.body(choices, usage)
+    return b',"logprobs":null,' + msgspec.json.encode(finish(output, strict=strict))[1:-1] + CLOSED

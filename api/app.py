@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
-import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
@@ -19,16 +18,14 @@ from ..engine.prompt import Prompt, TextPrompt
 from .body import decode
 from .errors import MethodNotAllowed, NotFound, as_http
 from .gate import CALLER
-from .jobs import chat_prompt
 from .keys import Caller
 from .openapi import document
+from .rendering import chat_prompt, request_prompt, text_of
 from .service import Service
-from .wire import DetokenizeRequest, TokenizeRequest
+from .tokens import Spelling
+from .wire import ChatRequest, DetokenizeRequest, TokenizeRequest
 
 T = TypeVar("T")
-
-LONG_TOKENS = 4096
-"""From here on tokens are turned into text in a worker thread, so that no stream stalls."""
 
 
 def build_app(service: Service) -> QuartTrio:
@@ -59,6 +56,7 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         ("/openapi.json", "GET", routes.openapi),
         ("/v1/models", "GET", routes.models),
         ("/v1/models/<path:name>", "GET", routes.model),
+        ("/v1/chat/completions/render", "POST", routes.render),
         ("/tokenize", "POST", routes.tokenize),
         ("/detokenize", "POST", routes.detokenize),
         ("/v1/requests/<request_id>/cancel", "POST", routes.cancel),
@@ -116,12 +114,25 @@ class _Routes:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Give either prompt or messages.", param="prompt")
         if body.messages is not None:
-            prompt = chat_prompt(self._service, body, body.messages, add_generation_prompt=body.add_generation_prompt)
+            prompt = chat_prompt(self._service, body, body.messages)
         else:
-            prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens)
+            prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
         engine = self._service.engine
         tokens = await engine.tokenizer.encode(prompt)
-        return _json({"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens})
+        answer = {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
+        if body.return_token_strs:
+            spelling = Spelling(engine.tokenizer)
+            answer["token_strs"] = [spelling.text(token) for token in tokens]
+        return _json(answer)
+
+    async def render(self) -> Response:
+        """What a chat's model would read: the prompt and its tokens, after every check but those of sampling."""
+        body = await _body(ChatRequest)
+        model = self._service.check_model(body.model)
+        tokens = await self._service.engine.tokenizer.encode(request_prompt(self._service, body))
+        text = await text_of(self._service, tokens, skip_special_tokens=False)
+        limit = self._service.engine.max_model_len
+        return _json({"model": model, "prompt": text, "token_ids": tokens, "max_model_len": limit})
 
     async def detokenize(self) -> Response:
         """At most as many tokens as the model takes: the work of a request is bounded."""
@@ -132,11 +143,7 @@ class _Routes:
             raise InvalidRequest(
                 f"tokens may hold at most {engine.max_model_len} token ids, not {len(body.tokens)}.", param="tokens"
             )
-        if len(body.tokens) < LONG_TOKENS:
-            text = engine.tokenizer.decode(body.tokens)
-        else:
-            text = await trio.to_thread.run_sync(engine.tokenizer.decode, body.tokens, abandon_on_cancel=True)
-        return _json({"prompt": text})
+        return _json({"prompt": await text_of(self._service, body.tokens)})
 
     async def cancel(self, request_id: str) -> Response:
         """End a client's own open request: its answer gets its text so far and the finish reason `abort`.

@@ -7,15 +7,15 @@ import attrs
 import trio
 
 from ..engine.core.events import FinishReason
-from ..engine.stream import SUPERSEDED, Output
+from ..engine.stream import SUPERSEDED, Output, RequestStream
 from .jobs import Job
 from .lifecycle import OpenRequest
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
 
-Take = Callable[[int, Output], Awaitable[None]]
-"""Told the index of a choice among all of the HTTP request, and what is new of it."""
+Take = Callable[[int, Output, RequestStream], Awaitable[None]]
+"""Told the index of a choice among all of the HTTP request, what is new of it, and the stream that gave it."""
 
 
 class Follower:
@@ -56,7 +56,7 @@ class Follower:
                     if output.stop_reason == SUPERSEDED:
                         request.end(SUPERSEDED)
                     output = attrs.evolve(output, stop_reason=request.ended_by or output.stop_reason)
-                await take(first_choice + output.choice, output)
+                await take(first_choice + output.choice, output, stream)
 
     def _end(self) -> None:
         """The request has been cancelled or superseded: the engine ends the answers, whatever stage they are in."""

@@ -17,8 +17,8 @@ from typing import Any
 import trio
 
 from ..engine.core.errors import TrioletError
-from ..engine.stream import Output
-from .answers import Answer, usage_of
+from ..engine.stream import Output, RequestStream
+from .answers import Answer, usage_of, whole_body
 from .body import Receive
 from .errors import as_http, leaf_error
 from .following import Follower
@@ -65,7 +65,7 @@ class GenerateRoute:
                 log.debug("request %s %s after %.3f s", reply.request_id, outcome, seconds)
 
     async def _run(self, job: Job, request: OpenRequest, reply: Reply) -> None:
-        answers = [Answer() for _ in range(job.num_choices)]
+        answers = [Answer(index=index, prompt_only=job.prompt_only) for index in range(job.num_choices)]
         try:
             with request.scope:
                 await (self._stream if job.stream else self._collect)(job, request, answers, reply)
@@ -80,18 +80,17 @@ class GenerateRoute:
         if job.stream:
             await reply.end((job.format.usage(usage) if job.include_usage else b"") + DONE)
         else:
-            await reply.json(200, job.format.whole(answers, usage))
+            await reply.json(200, await whole_body(job.format, answers, usage))
 
     async def _stream(self, job: Job, request: OpenRequest, answers: list[Answer], reply: Reply) -> None:
         """Every prompt is in the engine before the response starts, so that a refusal is still a status of its own."""
         may_send = trio.Event()
-        told = [False] * job.num_choices
 
-        async def take(index: int, output: Output) -> None:
-            answers[index].take(output, keep_text=False)
-            data = job.format.delta(index, output, first=not told[index])
+        async def take(index: int, output: Output, stream: RequestStream) -> None:
+            answer = answers[index]
+            data = job.format.delta(answer, answer.take(output, stream, keep=False))
             if data:
-                told[index] = True
+                answer.told = True
                 await reply.event(data)
 
         async with trio.open_nursery() as nursery:
@@ -107,8 +106,8 @@ class GenerateRoute:
         may_take = trio.Event()
         may_take.set()
 
-        async def take(index: int, output: Output) -> None:
-            answers[index].take(output, keep_text=True)
+        async def take(index: int, output: Output, stream: RequestStream) -> None:
+            answers[index].take(output, stream, keep=True)
 
         async with trio.open_nursery() as following:
             for index in range(len(job.prompts)):

@@ -8,20 +8,16 @@ import attrs
 
 from ..engine.core.errors import InvalidRequest
 from ..engine.core.params import SamplingParams
-from ..engine.prompt import ChatPrompt, TextPrompt, TokenPrompt
-from .answers import ChatFormat, CompletionFormat, Format
+from ..engine.prompt import Cut, InfillPrompt, TextPrompt, TokenPrompt
+from .answers import Format, Shape
 from .body import decode
+from .chats import ChatFormat
+from .completions import CompletionFormat, Echo
+from .rendering import cut_of, request_prompt
 from .service import Service
 from .terms import Envelope, Terms, read_terms
-from .wire import (
-    MAX_CHOICES,
-    MAX_PROMPTS,
-    ChatRequest,
-    CompletionRequest,
-    Message,
-    TokenizeRequest,
-    template_messages,
-)
+from .tokens import Spelling
+from .wire import MAX_CHOICES, MAX_PROMPTS, ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
     from ..engine.prompt import Prompt
@@ -38,6 +34,8 @@ class Job:
     include_usage: bool
     format: Format
     terms: Terms
+    prompt_only: bool = False
+    """Nothing is to be generated."""
 
     @property
     def num_choices(self) -> int:
@@ -54,29 +52,26 @@ def chat_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     request = decode(body, ChatRequest)
     model = service.check_model(request.model)
     request.refuse_unserved()
-    prompt = chat_prompt(service, request, request.messages)
-    job_id = f"chatcmpl-{uuid.uuid4().hex}"
-    answer = ChatFormat(id=job_id, created=int(time.time()), model=model, strict=service.config.strict_finish_reasons)
-    return _job(service, job_id, request, (prompt,), answer, envelope)
-
-
-def chat_prompt(
-    service: Service,
-    request: ChatRequest | TokenizeRequest,
-    messages: list[Message],
-    *,
-    add_generation_prompt: bool = True,
-) -> ChatPrompt:
-    """The conversation of a request, its own template and variables with it where the server takes such."""
-    if request.chat_template is not None and not service.config.trust_request_chat_template:
-        raise InvalidRequest(
-            "chat_template is not taken from requests here (--trust-request-chat-template).", param="chat_template"
-        )
-    return ChatPrompt(
-        messages=template_messages(messages),
-        add_generation_prompt=add_generation_prompt,
-        template_kwargs=request.chat_template_kwargs or {},
-        chat_template=request.chat_template,
+    prompt = request_prompt(service, request)
+    params = request.to_sampling()
+    _check_params(service, params, num_prompts=1)
+    terms = read_terms(request, envelope, service.config)
+    last = prompt.messages[-1]
+    return Job(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        prompts=(prompt,),
+        params=params,
+        stream=bool(request.stream),
+        include_usage=request.include_usage,
+        format=ChatFormat(
+            id=f"chatcmpl-{terms.request_id}",
+            created=int(time.time()),
+            model=model,
+            spelling=_spelling(service, request),
+            shape=_shape(service, request, params),
+            opening_text=last["content"] if request.echo and last["role"] == "assistant" else "",
+        ),
+        terms=terms,
     )
 
 
@@ -85,42 +80,91 @@ def completion_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     request = decode(body, CompletionRequest)
     model = service.check_model(request.model)
     request.refuse_unserved()
-    prompts = completion_prompts(request.prompt)
-    job_id = f"cmpl-{uuid.uuid4().hex}"
-    strict = service.config.strict_finish_reasons
-    answer = CompletionFormat(id=job_id, created=int(time.time()), model=model, strict=strict)
-    return _job(service, job_id, request, prompts, answer, envelope)
-
-
-def _job(
-    service: Service,
-    job_id: str,
-    request: ChatRequest | CompletionRequest,
-    prompts: "tuple[Prompt, ...]",
-    answer: Format,
-    envelope: Envelope,
-) -> Job:
+    prompts = completion_prompts(
+        request.prompt,
+        suffix=request.suffix,
+        add_special_tokens=request.add_special_tokens is not False,
+        cut=cut_of(service, request, 16 if request.max_tokens is None else request.max_tokens),
+    )
     params = request.to_sampling()
-    if len(prompts) * params.n > MAX_CHOICES:
-        raise InvalidRequest(
-            f"A request may have at most {MAX_CHOICES} answers; {len(prompts)} prompts with n {params.n} have more.",
-            param="n",
-        )
+    _check_params(service, params, num_prompts=len(prompts))
+    terms = read_terms(request, envelope, service.config)
+    echo = None
+    if request.echo:
+        texts = (prompt.text if isinstance(prompt, TextPrompt) and prompt.cut is None else None for prompt in prompts)
+        echo = Echo(texts=tuple(texts), num_choices=params.n)
     return Job(
-        id=job_id,
+        id=f"cmpl-{uuid.uuid4().hex}",
         prompts=prompts,
         params=params,
         stream=bool(request.stream),
         include_usage=request.include_usage,
-        format=answer,
-        terms=read_terms(request, envelope, service.config),
+        format=CompletionFormat(
+            id=f"cmpl-{terms.request_id}",
+            created=int(time.time()),
+            model=model,
+            spelling=_spelling(service, request),
+            shape=_shape(service, request, params),
+            echo=echo,
+            skip_special_tokens=params.skip_special_tokens,
+        ),
+        terms=terms,
+        prompt_only=request.prompt_only,
     )
 
 
-def completion_prompts(prompt: str | list[str | int | list[int]]) -> "tuple[Prompt, ...]":
+def _shape(service: Service, request: ChatRequest | CompletionRequest, params: SamplingParams) -> Shape:
+    return Shape(
+        strict=service.config.strict_finish_reasons,
+        num_top=params.logprobs,
+        prompt_logprobs=request.prompt_logprobs is not None,
+        token_ids=bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        usage_on_chunks=request.continuous_usage,
+    )
+
+
+def _spelling(service: Service, request: ChatRequest | CompletionRequest) -> Spelling:
+    return Spelling(service.engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
+
+
+def _check_params(service: Service, params: SamplingParams, *, num_prompts: int) -> None:
+    """What is known before the engine hears of it: every number of things has a bound."""
+    if num_prompts * params.n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"A request may have at most {MAX_CHOICES} answers; {num_prompts} prompts with n {params.n} have more.",
+            param="n",
+        )
+    vocab_size = service.engine.tokenizer.vocab_size
+    named = {
+        "logit_bias": [token for token, _ in params.logit_bias],
+        "allowed_token_ids": params.allowed_token_ids or (),
+    }
+    for field, token_ids in named.items():
+        if len(token_ids) > vocab_size:
+            raise InvalidRequest(f"{field} may name at most {vocab_size} tokens: there are no more.", param=field)
+        if token_ids and max(token_ids) >= vocab_size:
+            raise InvalidRequest(
+                f"{field} must name token ids from 0 to {vocab_size - 1}, not {max(token_ids)}.", param=field
+            )
+
+
+def completion_prompts(
+    prompt: str | list[str | int | list[int]],
+    *,
+    suffix: str | None = None,
+    add_special_tokens: bool = True,
+    cut: Cut | None = None,
+) -> "tuple[Prompt, ...]":
     """A text, a list of texts, token ids, or a list of those. The number of prompts is checked before one is built."""
+
+    def text_prompt(text: str) -> "Prompt":
+        if suffix is not None:
+            return InfillPrompt(text=text, suffix=suffix, cut=cut)
+        return TextPrompt(text=text, add_special_tokens=add_special_tokens, cut=cut)
+
     if isinstance(prompt, str):
-        return (TextPrompt(text=prompt),)
+        return (text_prompt(prompt),)
     if not prompt:
         raise InvalidRequest("prompt must not be an empty list.", param="prompt")
     kind = type(prompt[0])
@@ -133,12 +177,14 @@ def completion_prompts(prompt: str | list[str | int | list[int]]) -> "tuple[Prom
             )
         if entry == []:
             raise InvalidRequest(f"prompt[{index}] must not be an empty list.", param=f"prompt[{index}]")
+    if suffix is not None and kind is not str:
+        raise InvalidRequest("suffix takes a prompt that is a text, not token ids.", param="suffix")
     if kind is int:
-        return (TokenPrompt(token_ids=tuple(prompt)),)  # type: ignore[arg-type]
+        return (TokenPrompt(token_ids=tuple(prompt), cut=cut),)  # type: ignore[arg-type]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(f"prompt may hold at most {MAX_PROMPTS} prompts, not {len(prompt)}.", param="prompt")
     return tuple(
-        TextPrompt(text=entry) if isinstance(entry, str) else TokenPrompt(token_ids=tuple(entry))  # type: ignore[arg-type]
+        text_prompt(entry) if isinstance(entry, str) else TokenPrompt(token_ids=tuple(entry), cut=cut)  # type: ignore[arg-type]
         for entry in prompt
     )
 

@@ -39,6 +39,13 @@ OPERATIONS = (
     ),
     Operation(
         method="post",
+        path="/v1/chat/completions/render",
+        summary="The prompt that a conversation becomes, and its tokens; nothing is generated.",
+        body=ChatRequest,
+        errors=(404,),
+    ),
+    Operation(
+        method="post",
         path="/v1/completions",
         summary="Go on with a prompt, or with each of several; with `stream` as server-sent events.",
         body=CompletionRequest,

@@ -4,20 +4,25 @@ Fields that are not listed are accepted and ignored. A few are listed only to be
 shape of the answer, or what it promises, and cannot be served yet. Range checks of sampling live in SamplingParams.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ..engine.core.errors import InvalidRequest
+from ..engine.core.grammar import GrammarSpec
 from ..engine.core.params import SamplingParams
+from ..engine.core.repetition import RepetitionDetection
+from .constraint import ResponseFormat, StructuredOutputs, grammar_of
+from .messages import Message
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024
 """Most answers of one HTTP request, over all its prompts."""
 
 MAX_STOP_TOKENS = 1024
+MAX_BIASED_TOKENS = 1024
 
 SAMPLING = (
     "n",
@@ -28,6 +33,16 @@ SAMPLING = (
     "min_p",
     "stop",
     "stop_token_ids",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
     "use_beam_search",
     "length_penalty",
     "ignore_eos",
@@ -35,6 +50,7 @@ SAMPLING = (
 """Fields that have the same name in SamplingParams."""
 
 ChatTemplateText = Annotated[str, Meta(max_length=64 * 1024)]
+Documents = Annotated[list[dict[str, Any]], Meta(max_length=1024)]
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -42,12 +58,16 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream carries beside the text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """With include_usage: also on every chunk, for its choice so far."""
 
 
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    """Only `text` can be served."""
+class RepetitionLimits(msgspec.Struct, kw_only=True):
+    """When an answer that goes round in circles is ended."""
 
-    type: str = "text"
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 2
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -63,13 +83,34 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: Annotated[list[Token], Meta(max_length=MAX_STOP_TOKENS)] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_BIASED_TOKENS)] | None = None
+    allowed_token_ids: list[Token] | None = None
+    bad_words: list[str] | None = None
+    repetition_detection: RepetitionLimits | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
     n: int | None = None
+    best_of: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
+
+    echo: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     request_id: str | None = None
     timeout: float | None = None
@@ -77,16 +118,22 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
 
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    logprobs: bool | int | None = None
-    top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        return grammar_of(self.response_format, self.structured_outputs)
 
     def refuse_unserved(self) -> None:
         """InvalidRequest for what would be answered wrongly if it were ignored."""
@@ -98,45 +145,42 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             raise InvalidRequest(
                 "use_beam_search cannot be streamed: its answers are known at the end.", param="use_beam_search"
             )
-        refused: Iterable[str] = ("echo", "suffix", "logprobs", "top_logprobs")
-        for name in refused:
-            if getattr(self, name):
-                raise InvalidRequest(f"{name} is not supported by this server.", param=name)
-        if self.response_format is not None and self.response_format.type != "text":
+        if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest(
-                f"response_format.type must be 'text', not {self.response_format.type[:64]!r}.",
-                param="response_format.type",
+                "prompt_logprobs cannot be streamed: ask without stream (or echo them).", param="prompt_logprobs"
             )
+        if self.use_beam_search and self.echo:
+            raise InvalidRequest("echo cannot be combined with use_beam_search.", param="echo")
+        if (grammar := self.grammar) is not None:
+            raise InvalidRequest(f"{grammar.param} is not supported by this server.", param=grammar.param)
 
-    def sampling(self, *, max_tokens: int | None, max_tokens_field: str = "max_tokens") -> SamplingParams:
+    def sampling(
+        self,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        called: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> SamplingParams:
         """The sampling parameters; a null field has its default.
 
-        `max_tokens_field` is what the client called its limit.
+        `called` is what the client calls those that have another name here.
         """
         given: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
-        seed = None if self.seed == -1 else self.seed
+        given["seed"] = None if self.seed == -1 else self.seed
+        if (limits := self.repetition_detection) is not None:
+            given["repetition_detection"] = RepetitionDetection(
+                max_pattern_size=limits.max_pattern_size,
+                min_pattern_size=limits.min_pattern_size or 1,
+                min_count=limits.min_count,
+            )
         try:
-            return SamplingParams(max_tokens=max_tokens, seed=seed, **given)
+            return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **(given | more))
         except InvalidRequest as error:
-            if error.param != "max_tokens":
+            name = error.param or ""
+            if called is None or name not in called:
                 raise
-            text = error.message.replace("max_tokens", max_tokens_field, 1)
-            raise InvalidRequest(text, param=max_tokens_field) from None
-
-
-class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message's content; only text can be read."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """One turn of a chat."""
-
-    role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
+            raise InvalidRequest(error.message.replace(name, called[name], 1), param=called[name]) from None
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
@@ -144,28 +188,64 @@ class ChatRequest(GenerateRequest, kw_only=True):
 
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: list[msgspec.Raw] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Documents | None = None
     chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def to_sampling(self) -> SamplingParams:
+        called = {"logprobs": "top_logprobs"}
+        max_tokens = self.max_tokens
         if self.max_completion_tokens is not None:
-            return self.sampling(max_tokens=self.max_completion_tokens, max_tokens_field="max_completion_tokens")
-        return self.sampling(max_tokens=self.max_tokens)
+            max_tokens = self.max_completion_tokens
+            called["max_tokens"] = "max_completion_tokens"
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling(max_tokens=max_tokens, logprobs=logprobs, called=called)
 
     def refuse_unserved(self) -> None:
         super().refuse_unserved()
         if self.tools:
             raise InvalidRequest("tools is not supported by this server.", param="tools")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed together with logprobs: true.", param="top_logprobs")
 
 
 class CompletionRequest(GenerateRequest, kw_only=True):
     """The body of POST /v1/completions."""
 
     prompt: str | list[str | Token | list[Token]]
+    suffix: str | None = None
+    logprobs: int | None = None
+    top_logprobs: int | None = None
+
+    @property
+    def prompt_only(self) -> bool:
+        """Nothing is to be generated: the prompt is given back."""
+        return bool(self.echo) and self.max_tokens == 0
 
     def to_sampling(self) -> SamplingParams:
-        return self.sampling(max_tokens=16 if self.max_tokens is None else self.max_tokens)
+        more: dict[str, Any] = {}
+        if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
+            more["prompt_logprobs"] = self.logprobs
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        # The engine generates at least a token: the one too many is not shown.
+        called = {"prompt_logprobs": "logprobs"} if more else None
+        return self.sampling(
+            max_tokens=1 if self.prompt_only else max_tokens, logprobs=self.logprobs, called=called, **more
+        )
+
+    def refuse_unserved(self) -> None:
+        super().refuse_unserved()
+        if self.top_logprobs is not None:
+            raise InvalidRequest(
+                "top_logprobs is a chat's: completions take logprobs as a number.", param="top_logprobs"
+            )
+        if self.suffix is not None and self.echo:
+            raise InvalidRequest("suffix cannot be combined with echo.", param="suffix")
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -174,10 +254,14 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    """By default with a prompt, and not with messages."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Documents | None = None
     chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -185,33 +269,3 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     tokens: list[Token]
-
-
-def template_messages(messages: list[Message], param: str = "messages") -> tuple[dict[str, Any], ...]:
-    """Messages as a chat template reads them: the content one text, the parts of a list joined by line ends."""
-    if not messages:
-        raise InvalidRequest(f"{param} must hold at least one message.", param=param)
-    result: list[dict[str, Any]] = []
-    for index, message in enumerate(messages):
-        entry: dict[str, Any] = {"role": message.role, "content": _text(message, f"{param}[{index}].content")}
-        if message.name is not None:
-            entry["name"] = message.name
-        result.append(entry)
-    return tuple(result)
-
-
-def _text(message: Message, param: str) -> str:
-    content = message.content
-    if isinstance(content, str):
-        return content
-    if content is None:
-        if message.role != "assistant":
-            raise InvalidRequest(f"{param} is required.", param=param)
-        return ""
-    for index, part in enumerate(content):
-        if part.type != "text":
-            where = f"{param}[{index}].type"
-            raise InvalidRequest(f"{where} must be 'text', not {part.type[:64]!r}: only text can be read.", param=where)
-        if part.text is None:
-            raise InvalidRequest(f"{param}[{index}].text is required.", param=f"{param}[{index}].text")
-    return "\n".join(part.text or "" for part in content)

@@ -1,7 +1,7 @@
 """An engine without a model: it answers what it is told to, and shows what became of every request.
 
 It stands in for `triolet.engine.engine.Engine`. A character is a token; a text prompt's answer is its script. A request
-can be held in a stage for ever, and every test can wait for a request's end.
+can be held in a stage for ever, and every test can wait for a request's end. How likely a token is says `likelihood`.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -14,9 +14,10 @@ import trio
 from triolet.engine.config import EngineConfig
 from triolet.engine.core.errors import EngineDead, InvalidRequest, Overloaded, PromptTooLong, TrioletError
 from triolet.engine.core.events import FinishReason
+from triolet.engine.core.logprobs import TokenLogprobs
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.options import DEFAULT_OPTIONS, RequestOptions
-from triolet.engine.prompt import Prompt, TextPrompt, TokenPrompt, prompt_param
+from triolet.engine.prompt import InfillPrompt, Prompt, TextPrompt, TokenPrompt, check_ids, prompt_param
 from triolet.engine.stats import EngineStats
 from triolet.engine.stream import Output
 
@@ -46,6 +47,27 @@ class Seen:
         self.event(stage).set()
 
 
+def likelihood(token_id: int, num_top: int) -> TokenLogprobs:
+    """Made up: the higher the less likely, and always behind the letters a, b, c, …"""
+    return TokenLogprobs(
+        token_id=token_id,
+        logprob=-token_id / 100,
+        rank=30,
+        top_token_ids=tuple(range(97, 97 + num_top)),
+        top_logprobs=tuple(-place / 1000 for place in range(num_top)),
+    )
+
+
+class FakeDecoder:
+    """Text from the fake tokenizer's tokens."""
+
+    def push(self, ids: Any) -> str:
+        return "".join(map(chr, ids))
+
+    def flush(self) -> str:
+        return ""
+
+
 class FakeTokenizer:
     """A character is a token: its code point."""
 
@@ -54,15 +76,27 @@ class FakeTokenizer:
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
         await trio.lowlevel.checkpoint()
+        token_ids = self._encode(prompt)
+        return token_ids if prompt.cut is None else prompt.cut.apply(token_ids)
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, TokenPrompt):
             self._check(prompt.token_ids, "prompt")
             return prompt.token_ids
         if isinstance(prompt, TextPrompt):
             return tuple(map(ord, ("^" if prompt.add_special_tokens else "") + prompt.text))
+        if isinstance(prompt, InfillPrompt):
+            return tuple(map(ord, f"({prompt.text}|{prompt.suffix})"))
         text = "".join(f"<{message['role']}>{message['content']}" for message in prompt.messages)
         return tuple(map(ord, text + ("<assistant>" if prompt.add_generation_prompt else "")))
 
-    def decode(self, token_ids: Any) -> str:
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
+    def incremental(self, prompt_token_ids: Any, *, skip_special_tokens: bool = True) -> FakeDecoder:
+        return FakeDecoder()
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
         self._check(token_ids, "tokens")
         return "".join(map(chr, token_ids))
 
@@ -86,6 +120,7 @@ class FakeEngine:
         self.hold_after = 2
         self.finish_reason = FinishReason.STOP
         self.stop_reason: int | str | None = None
+        self.end_token_id: int | None = None
         self.cached_tokens = 0
         self.refusal: TrioletError | None = None
         self.break_after: int | None = None
@@ -133,7 +168,8 @@ class FakeEngine:
                     f"The prompt has {len(token_ids)} tokens; the model takes {self.max_model_len}.",
                     param=prompt_param(prompt),
                 )
-            yield FakeStream(self, seen, len(token_ids))
+            check_ids(params, vocab_size=VOCAB_SIZE)
+            yield FakeStream(self, seen, token_ids)
         finally:
             del self.open[request_id]
             seen.left.set()
@@ -185,13 +221,22 @@ class FakeEngine:
 
 
 class FakeStream:
-    """Goes through the stages, then gives piece after piece."""
+    """Goes through the stages, then gives piece after piece: a letter is its own token, a longer piece one of its
+    number."""
 
-    def __init__(self, engine: FakeEngine, seen: Seen, num_prompt_tokens: int) -> None:
+    def __init__(self, engine: FakeEngine, seen: Seen, prompt_token_ids: tuple[int, ...]) -> None:
         self._engine = engine
         self._seen = seen
-        self.num_prompt_tokens = num_prompt_tokens
+        self.prompt_token_ids = prompt_token_ids
+        self.num_prompt_tokens = len(prompt_token_ids)
         self.request_id = seen.request_id
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        wanted = self._seen.params.prompt_logprobs
+        if wanted is None or self.num_prompt_tokens < 2 or self._seen.left.is_set():
+            return ()
+        return (None, *(likelihood(token, wanted) for token in self.prompt_token_ids[1:]))
 
     def __aiter__(self) -> "FakeStream":
         return self
@@ -217,9 +262,15 @@ class FakeStream:
         at_limit = limit is not None and seen.num_outputs >= limit
         seen.finished = at_limit or seen.num_outputs >= len(engine.pieces)
         reason = FinishReason.LENGTH if at_limit and seen.num_outputs < len(engine.pieces) else engine.finish_reason
+        token = ord(text) if len(text) == 1 and ord(text) < VOCAB_SIZE else seen.num_outputs
+        wanted = seen.params.logprobs
+        end = engine.end_token_id if seen.finished and reason is FinishReason.STOP else None
         return Output(
             text=text,
-            token_ids=(seen.num_outputs,),
+            token_ids=(token,),
+            logprobs=() if wanted is None else (likelihood(token, wanted),),
+            end_token_id=end,
+            end_logprobs=None if end is None or wanted is None else likelihood(end, wanted),
             finish_reason=reason if seen.finished else None,
             stop_reason=engine.stop_reason if seen.finished else None,
             num_prompt_tokens=self.num_prompt_tokens,

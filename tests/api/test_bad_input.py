@@ -64,9 +64,90 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ("request_id", "", "request_id must be 1 to 128 letters"),
     ("request_id", "a/b", "request_id must be 1 to 128 letters"),
     ("request_id", 5, "request_id is malformed"),
-    ("echo", True, "echo is not supported"),
-    ("suffix", "z", "suffix is not supported"),
-    ("logprobs", True, "logprobs is not supported"),
+    ("presence_penalty", 2.5, "presence_penalty must be a number from -2 to 2, not 2.5."),
+    ("frequency_penalty", -3, "frequency_penalty must be a number from -2 to 2"),
+    ("repetition_penalty", 0, "repetition_penalty must be a number above 0, not 0"),
+    ("logit_bias", {"a": 1}, "logit_bias must be a map from token ids to numbers, not 'a'."),
+    ("logit_bias", {"-1": 1}, "logit_bias must be a map from token ids of at least 0"),
+    ("logit_bias", {"1000": 1}, "logit_bias must name token ids from 0 to 999, not 1000."),
+    ("logit_bias", {"5": "x"}, "logit_bias[...] is malformed: expected `float`, got `str`."),
+    ("logit_bias", [5], "logit_bias is malformed"),
+    ("logit_bias", {str(i): 1 for i in range(1025)}, "logit_bias is malformed: expected `object` of length <= 1024."),
+    ("allowed_token_ids", [], "allowed_token_ids must be a list of token ids that is not empty"),
+    ("allowed_token_ids", [-1], "allowed_token_ids[0] is malformed: expected `int` >= 0."),
+    ("allowed_token_ids", [1000], "allowed_token_ids must name token ids from 0 to 999, not 1000."),
+    ("allowed_token_ids", [1] * 1001, "allowed_token_ids may name at most 1000 tokens: there are no more."),
+    ("bad_words", [""], "bad_words must be a list of strings, none of them empty or blank, not ''."),
+    ("bad_words", ["x"] * 129, "bad_words takes at most 128 words, not 129."),
+    ("bad_words", "x", "bad_words is malformed: expected `array | null`, got `str`."),
+    ("prompt_logprobs", 21, "prompt_logprobs must be an integer from 0 to 20, not 21."),
+    ("prompt_logprobs", -1, "prompt_logprobs must be an integer from 0 to 20"),
+    ("skip_special_tokens", 1, "skip_special_tokens is malformed"),
+    ("spaces_between_special_tokens", "no", "spaces_between_special_tokens is malformed"),
+    ("include_stop_str_in_output", 0, "include_stop_str_in_output is malformed"),
+    ("truncate_prompt_tokens", -2, "truncate_prompt_tokens is malformed: expected `int` >= -1."),
+    ("truncate_prompt_tokens", 4097, "truncate_prompt_tokens must be at most 4096, the tokens that the model takes"),
+    ("truncate_prompt_tokens", 0, "The prompt is empty"),
+    ("truncation_side", "middle", "truncation_side is malformed: invalid enum value 'middle'."),
+    ("repetition_detection", {}, "repetition_detection.max_pattern_size is required."),
+    ("repetition_detection", {"max_pattern_size": 0}, "repetition_detection: max_pattern_size must be from 1 to 1024"),
+    (
+        "repetition_detection",
+        {"max_pattern_size": 5, "min_count": 1},
+        "repetition_detection: min_count must be at least",
+    ),
+    ("return_token_ids", "yes", "return_token_ids is malformed"),
+    ("return_tokens_as_token_ids", 1, "return_tokens_as_token_ids is malformed"),
+    ("add_special_tokens", 1, "add_special_tokens is malformed"),
+    ("metadata", "x", "metadata is malformed: expected `object | null`, got `str`."),
+    ("echo", "yes", "echo is malformed"),
+    ("response_format", {"type": "yaml"}, "response_format.type must be one of text, json_object, json_schema, struct"),
+    ("response_format", {"type": "json_schema"}, "response_format.json_schema is required with the type json_schema."),
+    ("response_format", {"type": "json_schema", "json_schema": {}}, "response_format.json_schema.schema is required."),
+    ("response_format", {"type": "structural_tag"}, "response_format.format is required with the type structural_tag."),
+    ("structured_outputs", {}, "structured_outputs takes exactly one of json, regex, choice, grammar, json_object"),
+    ("structured_outputs", {"regex": "a", "choice": ["b"]}, "structured_outputs takes exactly one of"),
+    ("structured_outputs", {"choice": []}, "choice must be a list of 1 to 1024 strings."),
+    ("structured_outputs", {"regex": ""}, "A regular expression must be a string that is not empty."),
+    ("structured_outputs", {"json": "{"}, "structured_outputs.json is not JSON"),
+    (
+        "structured_outputs",
+        {"json": {}, "whitespace_pattern": "x"},
+        "structured_outputs.whitespace_pattern is not supported",
+    ),
+]
+
+NAMED_OTHERWISE = {"truncate_prompt_tokens": ("prompt", "messages")}
+"""A prompt cut to nothing is an empty prompt."""
+
+TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [
+    (CHAT, {"top_logprobs": 2}, "top_logprobs", "top_logprobs is only allowed together with logprobs: true."),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs must be an integer from 0 to 20"),
+    (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs must be an integer from 0 to 20"),
+    (CHAT, {"logprobs": 3}, "logprobs", "logprobs is malformed: expected `bool | null`, got `int`."),
+    (COMPLETIONS, {"logprobs": True}, "logprobs", "logprobs is malformed: expected `int | null`, got `bool`."),
+    (COMPLETIONS, {"logprobs": 21}, "logprobs", "logprobs must be an integer from 0 to 20, not 21."),
+    (COMPLETIONS, {"logprobs": 21, "echo": True}, "logprobs", "logprobs must be an integer from 0 to 20, not 21."),
+    (COMPLETIONS, {"top_logprobs": 3}, "top_logprobs", "top_logprobs is a chat's"),
+    (COMPLETIONS, {"echo": True, "use_beam_search": True}, "echo", "echo cannot be combined with use_beam_search."),
+    (COMPLETIONS, {"echo": True, "suffix": "x"}, "suffix", "suffix cannot be combined with echo."),
+    (COMPLETIONS, {"prompt": [1], "suffix": "x"}, "suffix", "suffix takes a prompt that is a text, not token ids."),
+    (COMPLETIONS, {"echo": True, "max_tokens": -1}, "max_tokens", "max_tokens must be an integer of at least 1"),
+    (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs cannot be streamed"),
+    (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs cannot be streamed"),
+    (
+        CHAT,
+        {"continue_final_message": True},
+        "continue_final_message",
+        "continue_final_message takes add_generation_prompt: false",
+    ),
+    (CHAT, {"documents": ["x"]}, "documents[0]", "documents[0] is malformed: expected `object`, got `str`."),
+    (
+        CHAT,
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"json": {}}},
+        "structured_outputs",
+        "Give either response_format or structured_outputs: an answer has one form.",
+    ),
 ]
 
 CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
@@ -93,9 +174,19 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     (chat(max_tokens=3, min_tokens=4), "min_tokens", "min_tokens (4) must be at most max_tokens (3)."),
     (chat(tools=[{"type": "function"}]), "tools", "tools is not supported"),
     (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+        "messages[0].tool_calls[0].function.arguments must be the text of a JSON object.",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]},
+        "messages[0].content[0].refusal",
+        "messages[0].content[0].refusal is required.",
+    ),
+    (
         chat(response_format={"type": "json_object"}),
-        "response_format.type",
-        "response_format.type must be 'text', not 'json_object'.",
+        "response_format",
+        "response_format is not supported by this server.",
     ),
     (
         chat(stream=True, stream_options={"include_usage": 1}),
@@ -155,7 +246,17 @@ async def test_a_sampling_field_out_of_range_is_named(
     """Wrong types and values out of range, on both routes."""
     error = await refused(path, {**body, field: value})
     assert error["message"].startswith(message)
-    assert error["param"].split("[")[0] == field
+    assert error["param"].split("[")[0].split(".")[0] in (field, *NAMED_OTHERWISE.get(field, ()))
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "message"), TOGETHER)
+async def test_fields_that_do_not_go_together_are_named(
+    path: str, fields: dict[str, Any], param: str, message: str
+) -> None:
+    """What one route lacks, and what cannot be had at the same time."""
+    error = await refused(path, {**({"prompt": "a"} if path == COMPLETIONS else chat()), **fields})
+    assert error["message"].startswith(message)
+    assert error["param"] == param
 
 
 @pytest.mark.parametrize(("body", "param", "message"), CHAT_ONLY)
@@ -188,11 +289,11 @@ async def test_unknown_fields_are_ignored_and_their_names_logged_at_debug(
 ) -> None:
     """The request is answered; the debug log has the names, never the values."""
     caplog.set_level(logging.DEBUG, "triolet.api")
-    body = {"logit_bias": {"5": 1}, "colour": "secret-value", "prompt": "a", **chat()}
+    body = {"voice": {"5": 1}, "colour": "secret-value", "prompt": "a", **chat()}
     async with serving() as rig:
         assert (await rig.post(path, body)).status_code == 200
     text = "\n".join(record.getMessage() for record in caplog.records)
-    assert "ignored unknown fields: 'colour', 'logit_bias'" in text
+    assert "ignored unknown fields: 'colour'" in text
     assert "secret-value" not in text
 
 

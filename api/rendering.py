@@ -1,0 +1,76 @@
+"""From messages to a prompt: what chats, /tokenize and the rendering route have in common."""
+
+from typing import Any
+
+import attrs
+import trio
+
+from ..engine.core.errors import InvalidRequest
+from ..engine.prompt import ChatPrompt, Cut
+from .messages import Message, template_messages
+from .service import Service
+from .wire import ChatRequest, CompletionRequest, TokenizeRequest
+
+LONG_TOKENS = 4096
+"""From here on tokens are turned into text in a worker thread, so that no stream stalls."""
+
+
+def chat_prompt(service: Service, request: ChatRequest | TokenizeRequest, messages: list[Message]) -> ChatPrompt:
+    """The conversation of a request, its own template and variables with it where the server takes such.
+
+    Raises InvalidRequest.
+    """
+    if request.chat_template is not None and not service.config.trust_request_chat_template:
+        raise InvalidRequest(
+            "chat_template is not taken from requests here (--trust-request-chat-template).", param="chat_template"
+        )
+    continues = bool(request.continue_final_message)
+    opens = request.add_generation_prompt is not False
+    if continues and opens:
+        raise InvalidRequest(
+            "continue_final_message takes add_generation_prompt: false: the last message goes on, no new one begins.",
+            param="continue_final_message",
+        )
+    return ChatPrompt(
+        messages=template_messages(messages),
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        add_special_tokens=bool(request.add_special_tokens),
+        documents=None if request.documents is None else tuple(request.documents),
+        template_kwargs=request.chat_template_kwargs or {},
+        chat_template=request.chat_template,
+    )
+
+
+def request_prompt(service: Service, request: ChatRequest) -> ChatPrompt:
+    """The prompt of a chat. Raises InvalidRequest."""
+    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    prompt = chat_prompt(service, request, request.messages)
+    return attrs.evolve(prompt, cut=cut_of(service, request, max_tokens))
+
+
+def cut_of(service: Service, request: ChatRequest | CompletionRequest, max_tokens: int | None) -> Cut | None:
+    """Where a request's prompts are cut. Raises InvalidRequest.
+
+    -1 leaves room for the answer, or for a token of it where it has no limit.
+    """
+    most = request.truncate_prompt_tokens
+    limit = service.engine.max_model_len
+    if most is None:
+        return None
+    if most > limit:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be at most {limit}, the tokens that the model takes, not {most}.",
+            param="truncate_prompt_tokens",
+        )
+    if most == -1:
+        most = max(1, limit - max(1, max_tokens or 1))
+    return Cut(num_tokens=most, side=request.truncation_side or "left")
+
+
+async def text_of(service: Service, token_ids: tuple[int, ...] | list[int], **how: Any) -> str:
+    """Tokens as text, without holding up the streams."""
+    decode = service.engine.tokenizer.decode
+    if len(token_ids) < LONG_TOKENS:
+        return decode(token_ids, **how)
+    return await trio.to_thread.run_sync(lambda: decode(token_ids, **how), abandon_on_cancel=True)
