@@ -18,6 +18,8 @@ ADMIN_KEY_VARIABLE = "TRIOLET_ADMIN_API_KEY"
 LogLevel = Literal["debug", "info", "warning", "error"]
 ClientCerts = Literal["none", "optional", "required"]
 
+_METRIC_PREFIX = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)?")
+
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -62,6 +64,11 @@ def _no_empty(_: object, attribute: "attrs.Attribute[Any]", value: tuple[str, ..
         raise ConfigurationError(f"{_flag(attribute)} must not be empty.")
 
 
+def _metric_prefix(_: object, attribute: "attrs.Attribute[Any]", value: str) -> None:
+    if not _METRIC_PREFIX.fullmatch(value):
+        raise ConfigurationError(f"{_flag(attribute)} takes letters, digits, `_` and `:`, not {value!r}.")
+
+
 @attrs.frozen(kw_only=True)
 class ServerConfig:
     """How to listen, whom to let in, and how long to wait for clients."""
@@ -84,6 +91,8 @@ class ServerConfig:
     """The name that clients call the model by; may be given several times, the first one is the default."""
     log_level: LogLevel = "info"
     """What the log on stderr shows; debug adds one line for each request."""
+    metrics_prefix: str = attrs.field(default="vllm:", validator=_metric_prefix)
+    """What the names on /metrics that vLLM has too begin with; our own begin with `triolet:` in any case."""
     http2: bool = True
     """Speak HTTP/2 too: with TLS to whom asks for it, without TLS to whom begins with it (prior knowledge)."""
     write_timeout: float = attrs.field(default=30.0, validator=_positive)

@@ -1,87 +1,104 @@
-"""Prometheus metrics, under vLLM's names: what the engine counts, and the latencies that it lets us observe.
+"""Prometheus metrics: under vLLM's names what vLLM has too, and under our own (`triolet:`) what it has not.
 
-The histograms are columns of our own, because a step observes a value for every stream: an observation is one bisection
-(about 0.3 µs), and the exposition is left to prometheus-client. All calls come from the one trio thread.
+An observer of the engine. A token costs one bisection, a step five, a request's end a dozen; nothing is kept per
+request. All calls come from the one trio thread. The histograms are in histogram.py.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from ..engine.core.events import FinishReason
+from ..engine.observer import AbortReason, Phase, RequestEnd, StepSeen
+from .histogram import (
+    CHOICES,
+    FIRST_TOKEN_S,
+    INTER_TOKEN_S,
+    PREEMPTIONS,
+    REQUEST_S,
+    REQUEST_TOKENS,
+    STEP_S,
+    STEP_TOKENS,
+    Histogram,
+    SplitHistogram,
+)
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..engine.stats import EngineStats
 
-# fmt: off
-FIRST_TOKEN_S = (
-    .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
-)
-INTER_TOKEN_S = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-REQUEST_S = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-# fmt: on
+VLLM = "vllm:"
+OWN = "triolet:"
 
 _LABELS = ("model_name", "engine")
+_PARTS = ("plan", "forward", "sample", "publish", "detokenize")
 
 _GAUGES = (
-    ("vllm:num_requests_running", "Requests in the batch.", "running"),
-    ("vllm:num_requests_waiting", "Requests that wait to be admitted.", "waiting"),
-    ("vllm:kv_cache_usage_perc", "The share of the KV cache that is in use, from 0 to 1.", "kv_usage"),
+    ("num_requests_running", "Requests in the batch.", "running"),
+    ("num_requests_waiting", "Requests that wait to be admitted.", "waiting"),
+    ("kv_cache_usage_perc", "The share of the KV cache that is in use, from 0 to 1.", "kv_usage"),
+)
+_OWN_GAUGES = (
+    ("queued_tokens", "Prompt tokens of the requests that wait for their first admission.", "queued_tokens"),
+    ("kv_blocks_free", "Blocks that could be had now, cached ones included.", "num_free_blocks"),
 )
 _COUNTERS = (
-    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
-    ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
-    ("vllm:num_preemptions", "Requests that had to give back their blocks while running.", "preemptions"),
-    ("vllm:prompt_tokens", "Prompt tokens of admitted requests.", "prompt_tokens"),
-    ("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache spared.", "cached_prompt_tokens"),
-    ("vllm:generation_tokens", "Tokens generated.", "generation_tokens"),
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
+    ("num_preemptions", "Requests that had to give back their blocks while running.", "preemptions"),
+    ("prompt_tokens", "Prompt tokens of admitted requests.", "prompt_tokens"),
+    ("prompt_tokens_cached", "Prompt tokens that the prefix cache spared.", "cached_prompt_tokens"),
+    ("generation_tokens", "Tokens generated.", "generation_tokens"),
 )
-
-
-class Histogram:
-    """Counts of values up to each bound."""
-
-    def __init__(self, name: str, help_: str, bounds: tuple[float, ...]) -> None:
-        self.name = name
-        self.help = help_
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """`count` times `value`."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def family(self, labels: list[str]) -> HistogramMetricFamily:
-        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        buckets = [(name, float(total)) for name, total in zip(names, accumulate(self._counts), strict=True)]
-        family = HistogramMetricFamily(self.name, self.help, labels=_LABELS)
-        family.add_metric(labels, buckets=buckets, sum_value=self._sum)
-        return family
+_OWN_COUNTERS = (
+    ("steps", "Steps planned.", "steps"),
+    ("scheduled_tokens", "Tokens computed, of prompts and of answers.", "scheduled_tokens"),
+    ("wasted_tokens", "Tokens computed for requests that had ended or lost their reader by then.", "wasted_tokens"),
+    ("runner_restarts", "Runner processes that took the place of a lost one.", "runner_restarts"),
+)
 
 
 class Metrics(Collector):
     """The engine's observer, and the collector behind GET /metrics, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = VLLM) -> None:
+        self._prefix = prefix
         self._engine: Engine | None = None
         self._labels = ["", "0"]
-        self._first_token = Histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S
+        self._first_token = Histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S)
+        self._inter_token = Histogram("inter_token_latency_seconds", "Between two tokens of a request.", INTER_TOKEN_S)
+        self._per_token = Histogram(
+            "request_time_per_output_token_seconds", "Mean time between a request's tokens.", INTER_TOKEN_S
         )
-        self._inter_token = Histogram(
-            "vllm:inter_token_latency_seconds", "Between two tokens of a request.", INTER_TOKEN_S
+        self._step_tokens = Histogram("iteration_tokens_total", "Tokens computed in a step.", STEP_TOKENS)
+        self._num_choices = Histogram("request_params_n", "Answers that a request asked for.", CHOICES)
+        self._num_preemptions = Histogram("request_num_preemptions", "How often a request was preempted.", PREEMPTIONS)
+        self._seconds = {
+            "e2e": Histogram("e2e_request_latency_seconds", "From arrival to the end.", REQUEST_S),
+            "queue": Histogram("request_queue_time_seconds", "From arrival to admission.", REQUEST_S),
+            "inference": Histogram("request_inference_time_seconds", "From admission to the last token.", REQUEST_S),
+            "prefill": Histogram("request_prefill_time_seconds", "From admission to the first token.", REQUEST_S),
+            "decode": Histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST_S),
+        }
+        self._tokens = {
+            "prompt": Histogram("request_prompt_tokens", "Tokens of a prompt.", REQUEST_TOKENS),
+            "computed": Histogram(
+                "request_prefill_kv_computed_tokens", "Tokens of a prompt that were computed.", REQUEST_TOKENS
+            ),
+            "output": Histogram("request_generation_tokens", "Tokens of all answers.", REQUEST_TOKENS),
+            "longest": Histogram("request_max_num_generation_tokens", "Tokens of the longest answer.", REQUEST_TOKENS),
+            "max": Histogram("request_params_max_tokens", "Tokens that an answer might have had.", REQUEST_TOKENS),
+        }
+        self._step_parts = SplitHistogram(
+            "step_time_seconds", "Where the time of a step goes.", STEP_S, label="part", values=_PARTS
         )
-        self._e2e = Histogram("vllm:e2e_request_latency_seconds", "From arrival to the end of a request.", REQUEST_S)
-        self._queue = Histogram("vllm:request_queue_time_seconds", "From arrival to admission.", REQUEST_S)
+        self._lag = Histogram("loop_lag_seconds", "How late the event loop wakes a task.", STEP_S)
         self._finished = dict.fromkeys(FinishReason, 0)
+        self._aborts = {(reason, phase): 0 for reason in AbortReason for phase in Phase}
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -90,6 +107,8 @@ class Metrics(Collector):
         self._engine = engine
         self._labels = [model_name, "0"]
 
+    # The observer.
+
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
 
@@ -97,40 +116,136 @@ class Metrics(Collector):
         """`count` tokens came together, `seconds` after the ones before: each took its share."""
         self._inter_token.observe(seconds / count if count > 1 else seconds, count)
 
-    def finished(
-        self,
-        reason: FinishReason,
-        *,
-        e2e_seconds: float,
-        queue_seconds: float,
-        num_prompt_tokens: int,
-        num_cached_tokens: int,
-        num_output_tokens: int,
-    ) -> None:
-        self._finished[reason] += 1
-        self._e2e.observe(e2e_seconds)
-        self._queue.observe(queue_seconds)
+    def finished(self, end: RequestEnd) -> None:
+        self._finished[end.reason] += 1
+        self._num_choices.observe(end.num_choices)
+        self._num_preemptions.observe(end.num_preemptions)
+        seconds = {
+            "e2e": end.e2e_seconds,
+            "queue": end.queue_seconds,
+            "inference": end.inference_seconds,
+            "prefill": end.prefill_seconds,
+            "decode": end.decode_seconds,
+        }
+        for name, value in seconds.items():
+            if value is not None:
+                self._seconds[name].observe(value)
+        if (per_token := end.seconds_per_output_token) is not None:
+            self._per_token.observe(per_token)
+        self._tokens["prompt"].observe(end.num_prompt_tokens)
+        self._tokens["computed"].observe(end.num_prompt_tokens - end.num_cached_tokens)
+        self._tokens["output"].observe(end.num_output_tokens)
+        self._tokens["longest"].observe(end.longest_answer)
+        if end.max_tokens is not None:
+            self._tokens["max"].observe(end.max_tokens)
+
+    def aborted(self, reason: AbortReason, phase: Phase) -> None:
+        self._aborts[reason, phase] += 1
+
+    def step(self, seen: StepSeen) -> None:
+        self._step_tokens.observe(seen.num_tokens)
+        parts = self._step_parts.parts
+        parts["plan"].observe(seen.plan_seconds)
+        parts["forward"].observe(seen.forward_seconds)
+        parts["sample"].observe(seen.sample_seconds)
+        parts["publish"].observe(seen.publish_seconds)
+
+    def detokenized(self, seconds: float) -> None:
+        self._step_parts.parts["detokenize"].observe(seconds)
+
+    def lagged(self, seconds: float) -> None:
+        """The event loop woke a task so much later than it was to."""
+        self._lag.observe(seconds)
+
+    # The page.
 
     def render(self) -> tuple[bytes, str]:
         """The page and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterable[Metric]:
+        longest = None
         if self._engine is not None:
-            stats = self._engine.stats()
-            for name, help_, field in _GAUGES:
-                gauge = GaugeMetricFamily(name, help_, labels=_LABELS)
-                gauge.add_metric(self._labels, getattr(stats, field))
-                yield gauge
-            for name, help_, field in _COUNTERS:
-                counter = CounterMetricFamily(name, help_, labels=_LABELS)
-                counter.add_metric(self._labels, getattr(stats, field))
-                yield counter
-        ended = CounterMetricFamily(
-            "vllm:request_success", "Requests that ended, by how.", labels=(*_LABELS, "finished_reason")
+            longest = self._engine.max_model_len
+            yield from self._of_stats(self._engine.stats())
+        prefix, labels = self._prefix, self._labels
+        yield _counter(
+            prefix + "request_success",
+            "Requests that ended, by how.",
+            (*_LABELS, "finished_reason"),
+            [([*labels, str(reason)], count) for reason, count in self._finished.items()],
         )
-        for reason, count in self._finished.items():
-            ended.add_metric([*self._labels, str(reason)], count)
-        yield ended
-        for histogram in (self._first_token, self._inter_token, self._e2e, self._queue):
-            yield histogram.family(self._labels)
+        yield from self._of_aborts()
+        for histogram in (self._first_token, self._inter_token, self._per_token, *self._seconds.values()):
+            yield histogram.family(prefix, _LABELS, labels)
+        for histogram in (self._step_tokens, self._num_choices, self._num_preemptions):
+            yield histogram.family(prefix, _LABELS, labels)
+        for histogram in self._tokens.values():
+            yield histogram.family(prefix, _LABELS, labels, most=longest)
+        yield self._step_parts.family(OWN, _LABELS, labels)
+        yield self._lag.family(OWN, _LABELS, labels)
+
+    def _of_stats(self, stats: "EngineStats") -> Iterator[Metric]:
+        prefix, labels = self._prefix, self._labels
+        for start, gauges in ((prefix, _GAUGES), (OWN, _OWN_GAUGES)):
+            for name, help_, field in gauges:
+                yield _gauge(start + name, help_, _LABELS, [(labels, getattr(stats, field))])
+        for start, counters in ((prefix, _COUNTERS), (OWN, _OWN_COUNTERS)):
+            for name, help_, field in counters:
+                yield _counter(start + name, help_, _LABELS, [(labels, getattr(stats, field))])
+        yield _gauge(
+            prefix + "num_requests_waiting_by_reason",
+            "Requests that wait, by why.",
+            (*_LABELS, "reason"),
+            [([*labels, "capacity"], stats.waiting), ([*labels, "deferred"], 0)],
+        )
+        yield _counter(
+            prefix + "prompt_tokens_by_source",
+            "Prompt tokens of admitted requests, by where their KV came from.",
+            (*_LABELS, "source"),
+            [
+                ([*labels, "local_compute"], stats.prompt_tokens - stats.cached_prompt_tokens),
+                ([*labels, "local_cache_hit"], stats.cached_prompt_tokens),
+                ([*labels, "external_kv_transfer"], 0),
+            ],
+        )
+        facts = {
+            "block_size": stats.cache.block_size,
+            "cache_dtype": stats.cache.dtype,
+            "enable_prefix_caching": stats.cache.enable_prefix_caching,
+            "gpu_memory_utilization": stats.cache.gpu_memory_utilization,
+            "num_gpu_blocks": stats.cache.num_blocks,
+            "bytes_per_block": stats.cache.bytes_per_block,
+            "device": stats.cache.device,
+        }
+        names = (*_LABELS, *facts)
+        yield _gauge(prefix + "cache_config_info", "The KV cache.", names, [([*labels, *map(str, facts.values())], 1)])
+
+    def _of_aborts(self) -> Iterator[Metric]:
+        labels = self._labels
+        yield _counter(
+            OWN + "request_aborts",
+            "Requests that ended before their answer did, by why and in which state.",
+            (*_LABELS, "reason", "state"),
+            [([*labels, str(reason), str(phase)], count) for (reason, phase), count in self._aborts.items()],
+        )
+        for name, help_, why in (
+            ("deadline_misses", "Requests that their deadline ended.", AbortReason.DEADLINE),
+            ("supersedes", "Requests whose place a newer one took.", AbortReason.SUPERSEDED),
+        ):
+            count = sum(count for (reason, _), count in self._aborts.items() if reason is why)
+            yield _counter(OWN + name, help_, _LABELS, [(labels, count)])
+
+
+def _gauge(name: str, help_: str, names: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = GaugeMetricFamily(name, help_, labels=names)
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def _counter(name: str, help_: str, names: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = CounterMetricFamily(name, help_, labels=names)
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family

@@ -57,6 +57,7 @@ class Assembly:
             max_queued_tokens=parts.max_num_queued_tokens or math.inf,
         )
         self._parts = parts
+        observer = observer if observer is not None else NoObserver()
         self._scheduler_inbox: Inbox[SchedulerMessage] = Inbox(
             scheduler_inbox_limit(self.registry.max_open, parts.facts.max_num_seqs)
         )
@@ -70,12 +71,13 @@ class Assembly:
             check=check,
             step_timeout_s=parts.step_timeout_s,
             max_losses_in_a_row=parts.max_losses_in_a_row,
+            observer=observer,
         )
         self._detokenizer = Detokenizer(
             detokenizer_inbox,
             self.registry,
             self._scheduler_inbox,
-            observer if observer is not None else NoObserver(),
+            observer,
         )
         self.engine = Engine(
             parts.facts,
@@ -85,6 +87,7 @@ class Assembly:
             detokenizer_inbox=detokenizer_inbox,
             read_stats=self.read_stats,
             read_stuck=lambda: self._loop.stuck,
+            observer=observer,
         )
 
     @property
@@ -101,4 +104,6 @@ class Assembly:
             self.registry,
             num_submitted=num_submitted,
             num_restarts=self._loop.num_restarts,
+            num_unread=self._detokenizer.num_unread_tokens,
+            facts=self._parts.facts.cache,
         )

@@ -18,7 +18,6 @@ import attrs
 import msgspec
 import trio
 
-from ..kvcache.group import KVGroup
 from ..kvcache.manager import KVCacheManager
 from .assembly import EngineParts
 from .config import EngineConfig
@@ -28,7 +27,16 @@ from .core.scheduler import Scheduler, SchedulerConfig
 from .device import Runner, ThreadDevice
 from .device_process import ProcessDevice
 from .engine import EngineFacts
-from .sizing import KVSize, resolve_max_model_len, size_kv_cache
+from .sizing import (
+    KVSize,
+    kv_groups,
+    num_compute_threads,
+    num_cores,
+    num_native_threads,
+    resolve_max_model_len,
+    size_kv_cache,
+)
+from .stats import CacheFacts
 from .tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
@@ -52,6 +60,9 @@ class Loaded:
     vocab_size: int
     end_token_ids: tuple[int, ...]
     size: KVSize
+    device: str = "cpu"
+    """cpu or cuda."""
+    kv_dtype: str = "auto"
 
 
 @attrs.frozen(kw_only=True)
@@ -147,6 +158,7 @@ def _put_together(
             max_num_seqs=config.max_num_seqs,
             end_token_ids=tuple(TokenId(token) for token in end_token_ids if token < vocab_size),
             seed=config.seed,
+            cache=_cache_facts(config, loaded),
         ),
         tokenizer=tokenizer,
         scheduler=Scheduler(limits, cache, make_policy(config.scheduling_policy)),
@@ -156,6 +168,18 @@ def _put_together(
         max_num_queued_tokens=config.max_num_queued_tokens,
         step_timeout_s=config.step_timeout or math.inf,
         max_losses_in_a_row=config.max_runner_losses,
+    )
+
+
+def _cache_facts(config: EngineConfig, loaded: Loaded) -> CacheFacts:
+    return CacheFacts(
+        device=loaded.device,
+        num_blocks=loaded.size.num_blocks,
+        block_size=loaded.size.block_size,
+        bytes_per_block=loaded.size.bytes_per_block,
+        dtype=loaded.kv_dtype,
+        enable_prefix_caching=config.enable_prefix_caching,
+        gpu_memory_utilization=config.gpu_memory_utilization,
     )
 
 
@@ -181,13 +205,12 @@ def _make_runner(config: EngineConfig, source: "ModelSource", report: Progress) 
     spec = read_spec(source)
     max_model_len = resolve_max_model_len(config.max_model_len, model=spec.max_position_embeddings)
     log.info("model %s: %s, %d layers, %d tokens", source.name, spec.architecture, spec.num_layers, max_model_len)
-    runner, size = _load(config, source, spec, max_model_len, report)
-    return runner, Loaded(vocab_size=spec.vocab_size, end_token_ids=spec.eos_token_ids, size=size)
+    return _load(config, source, spec, max_model_len, report)
 
 
 def _load(
     config: EngineConfig, source: "ModelSource", spec: "ModelSpec", max_model_len: int, report: Progress
-) -> tuple[Runner, KVSize]:
+) -> tuple[Runner, Loaded]:
     import torch
 
     from ..model.dtype import resolve_dtype
@@ -206,8 +229,19 @@ def _load(
         progress=report,
     )
     if native is not None:
-        return _make_native_runner(config, source, spec, max_model_len, report, native)
-    return _make_torch_runner(config, source, spec, max_model_len, report, device, dtype)
+        runner, size = _make_native_runner(config, source, spec, max_model_len, report, native)
+        kv_dtype = native.kv.name.lower()
+    else:
+        runner, size = _make_torch_runner(config, source, spec, max_model_len, report, device, dtype)
+        kv_dtype = str(dtype).removeprefix("torch.")
+    loaded = Loaded(
+        vocab_size=spec.vocab_size,
+        end_token_ids=spec.eos_token_ids,
+        size=size,
+        device=device.type,
+        kv_dtype=kv_dtype,
+    )
+    return runner, loaded
 
 
 def _make_torch_runner(
@@ -227,7 +261,7 @@ def _make_torch_runner(
     from ..model.weights import read_weights
 
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(num_compute_threads(_num_cores(), torch.get_num_threads()))
+        torch.set_num_threads(num_compute_threads(num_cores(), torch.get_num_threads()))
     weights = _counted(read_weights(source, spec), report)
     model = build_model(spec, weights, dtype=dtype, device=device, max_model_len=max_model_len)
     dtype_name = str(dtype).removeprefix("torch.")
@@ -263,7 +297,7 @@ def _make_native_runner(
 
     # The kernels have threads of their own: two teams that spin would wait for each other's time slices.
     torch.set_num_threads(1)
-    num_threads = num_native_threads(_num_cores(), os.environ.get("OMP_NUM_THREADS", ""))
+    num_threads = num_native_threads(num_cores(), os.environ.get("OMP_NUM_THREADS", ""))
     native.library.resize_pool(num_threads)
     weights = _counted(read_weights(source, spec), report)
     model = pack_model(native.library, spec, weights, format=native.weights, max_model_len=max_model_len)
@@ -301,36 +335,6 @@ def _size(
         groups=groups,
     )
     return size, layer_groups
-
-
-def num_compute_threads(num_cores: int, default: int) -> int:
-    """Threads for one torch operation: torch's default, but a core is left to the event loop.
-
-    At the end of each operation its threads spin until the last is done. Where another thread runs on one of their
-    cores they spin for a time slice: with 2 threads on 2 busy cores a step took some 20 times as long as with one.
-    """
-    return max(1, min(default, num_cores - 1))
-
-
-def num_native_threads(num_cores: int, asked: str) -> int:
-    """Most threads of a native step: what OMP_NUM_THREADS says (`asked`, perhaps a list by level), else all cores: a
-    step that shares them with the event loop finds out by itself how many are best."""
-    first = asked.partition(",")[0].strip()
-    return int(first) if first.isdigit() and int(first) else num_cores
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def kv_groups(spec: "ModelSpec") -> tuple[tuple[KVGroup, ...], tuple[int, ...]]:
-    """The groups of layers with equal visibility, and the group of each layer."""
-    windows = [spec.sliding_window if layer in spec.sliding_layers else None for layer in range(spec.num_layers)]
-    distinct = list(dict.fromkeys(windows))
-    return tuple(KVGroup(sliding_window=window) for window in distinct), tuple(map(distinct.index, windows))
 
 
 def _kv_memory_bytes(config: EngineConfig, model: "LlamaModel") -> int:

@@ -22,8 +22,9 @@ from .core.ids import RequestId, TokenId
 from .core.logprobs import TokenLogprobs
 from .inbox import Inbox
 from .messages import Abort, DetokenizerMessage, Opened, SchedulerMessage
-from .observer import Observer
+from .observer import AbortReason, Observer, RequestEnd
 from .registry import OpenRequest, Registry, Stage
+from .stream import SUPERSEDED
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class _Reading:
 
     request: OpenRequest
     answers: list[Answer]
+    max_tokens: int | None
 
 
 class Detokenizer:
@@ -57,6 +59,8 @@ class Detokenizer:
         self._observer = observer
         self._clock = clock
         self._readings: dict[RequestId, _Reading] = {}
+        self.num_unread_tokens = 0
+        """Counter: tokens that came when their answer was over or nobody read it any more."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -69,13 +73,14 @@ class Detokenizer:
                         self._open(message)
                     case StepEvents():
                         self._step(message, now)
+                        self._observer.detokenized(self._clock() - now)
                     case _:
                         assert_never(message)
 
     def _open(self, message: Opened) -> None:
         mailbox = message.request.mailbox
         answers = [Answer(mailbox, choice, decoder, message.params) for choice, decoder in enumerate(message.decoders)]
-        self._readings[message.request.id] = _Reading(message.request, answers)
+        self._readings[message.request.id] = _Reading(message.request, answers, message.params.max_tokens)
 
     def _step(self, events: StepEvents, now: float) -> None:
         for admitted in events.admitted:
@@ -103,13 +108,17 @@ class Detokenizer:
         self, request: OpenRequest, answer: Answer, token: TokenId, logprobs: TokenLogprobs | None, now: float
     ) -> None:
         if answer.over or request.mailbox.closed:
-            return  # after its stop string, or nobody reads
+            self.num_unread_tokens += 1  # after its stop string, or nobody reads
+            return
         try:
             answer.push(token, logprobs)
         except Exception as error:
             self._break(request, error)
             return
+        request.last_token_time = now
         if answer.last_token_time is None:
+            if request.first_token_time is None:
+                request.first_token_time = now
             self._observer.first_token(now - request.arrival_time)
         else:
             self._observer.inter_token(now - answer.last_token_time, 1)
@@ -154,12 +163,36 @@ class Detokenizer:
     def _observe(self, reading: _Reading, finished: Finished, now: float) -> None:
         request = reading.request
         failed = request.mailbox.failed and not finished.never_admitted
-        admitted_time = request.admitted_time if request.admitted_time is not None else now
-        self._observer.finished(
-            FinishReason.ERROR if failed else reading.answers[0].reason,
-            e2e_seconds=now - request.arrival_time,
-            queue_seconds=admitted_time - request.arrival_time,
+        lengths = [answer.num_output_tokens for answer in reading.answers]
+        end = RequestEnd(
+            name=request.name,
+            reason=FinishReason.ERROR if failed else reading.answers[0].reason,
+            abort_reason=None if failed else _why_aborted(request, finished),
+            arrival_time=request.arrival_time,
+            admitted_time=request.admitted_time,
+            first_token_time=request.first_token_time,
+            last_token_time=request.last_token_time,
+            end_time=now,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
-            num_output_tokens=sum(answer.num_output_tokens for answer in reading.answers),
+            num_output_tokens=sum(lengths),
+            longest_answer=max(lengths),
+            num_choices=len(lengths),
+            max_tokens=reading.max_tokens,
         )
+        self._observer.finished(end)
+        if end.abort_reason is not None:
+            self._observer.aborted(end.abort_reason, end.phase)
+
+
+def _why_aborted(request: OpenRequest, finished: Finished) -> AbortReason | None:
+    """None: it was not."""
+    if finished.never_admitted:
+        return AbortReason.QUEUE_TIME
+    if finished.reason is FinishReason.TIMEOUT:
+        return AbortReason.DEADLINE
+    if finished.reason is not FinishReason.ABORT:
+        return None
+    if request.aborted_by == SUPERSEDED:
+        return AbortReason.SUPERSEDED
+    return AbortReason.LEFT if request.mailbox.closed else AbortReason.CANCELLED

@@ -24,10 +24,11 @@ from .core.request import Request
 from .inbox import Inbox
 from .mailbox import End
 from .messages import Abort, DetokenizerMessage, Opened, SchedulerMessage, Submit
+from .observer import AbortReason, NoObserver, Observer, Phase
 from .options import DEFAULT_OPTIONS, RequestOptions
 from .prompt import Prompt, as_prompt, check_ids, check_length, estimate_num_tokens, fit_params, prompt_param
 from .registry import OpenRequest, Registry, Stage
-from .stats import EngineStats
+from .stats import NO_FACTS, CacheFacts, EngineStats
 from .stream import SUPERSEDED, RequestStream
 from .tokenizer import TokenizerClient
 
@@ -42,6 +43,7 @@ class EngineFacts:
     max_num_seqs: int
     end_token_ids: tuple[TokenId, ...] = ()
     seed: int = 0
+    cache: CacheFacts = NO_FACTS
     created: int = attrs.field(factory=lambda: int(time.time()))
     """Unix time."""
 
@@ -59,6 +61,7 @@ class Engine:
         detokenizer_inbox: Inbox[DetokenizerMessage],
         read_stats: Callable[[], EngineStats],
         read_stuck: Callable[[], str | None] = lambda: None,
+        observer: Observer | None = None,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.tokenizer = tokenizer
@@ -68,6 +71,7 @@ class Engine:
         self._detokenizer_inbox = detokenizer_inbox
         self._read_stats = read_stats
         self._read_stuck = read_stuck
+        self._observer: Observer = observer if observer is not None else NoObserver()
         self._clock = clock
         self._seeds = random.Random(facts.seed)
         self._death: tuple[str, BaseException | None] | None = None
@@ -142,7 +146,9 @@ class Engine:
         if self._death is not None:
             raise self._dead()
         now = self._clock()
-        if not request.aborted and _admit_by(request, options) <= _moment(options.deadline):
+        late = not request.aborted and _admit_by(request, options) <= _moment(options.deadline)
+        self._observer.aborted(_why_early(request, late=late), Phase.TOKENIZING)
+        if late:
             raise self._registry.not_admitted(request, now)
         end = End(
             reason=FinishReason.ABORT if request.aborted else FinishReason.TIMEOUT, stop_reason=request.aborted_by
@@ -217,6 +223,12 @@ class Engine:
         return error
 
 
+def _why_early(request: OpenRequest, *, late: bool) -> AbortReason:
+    if request.aborted:
+        return AbortReason.SUPERSEDED if request.aborted_by == SUPERSEDED else AbortReason.CANCELLED
+    return AbortReason.QUEUE_TIME if late else AbortReason.DEADLINE
+
+
 def _moment(moment: float | None) -> float:
     return math.inf if moment is None else moment
 
@@ -265,8 +277,10 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
                 engine._end_before_submit(request, self._params.n, self._options)
                 return RequestStream(request, ())
             engine._submit(request, token_ids, self._params, self._options, prompt_param(self._prompt))
-        except BaseException:
+        except BaseException as error:
             engine._leave(request)
+            if isinstance(error, trio.Cancelled):
+                engine._observer.aborted(AbortReason.LEFT, Phase.TOKENIZING)
             raise
         return RequestStream(request, token_ids)
 

@@ -22,8 +22,10 @@ from .core.scheduler import Scheduler
 from .device import Device, DeviceFailed
 from .inbox import Inbox
 from .messages import Abort, SchedulerMessage, Submit
+from .observer import NoObserver, Observer
 from .race import race
 from .recovery import Recovery
+from .timing import StepTimes
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class SchedulerLoop:
         check: bool = False,
         step_timeout_s: float = math.inf,
         max_losses_in_a_row: int = 3,
+        observer: Observer | None = None,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self._scheduler = scheduler
@@ -56,6 +59,7 @@ class SchedulerLoop:
         self._check = check
         self._clock = clock
         self._in_flight: deque[StepPlan] = deque()
+        self._times = StepTimes(observer or NoObserver())
         self._got_on_at = -math.inf
         """When the device was given a first step, or landed one: the oldest in flight cannot have begun earlier."""
         self._step_timeout_s = step_timeout_s
@@ -96,12 +100,15 @@ class SchedulerLoop:
     def _fill(self) -> None:
         """Send plans until the device has its fill or nothing more can run."""
         while len(self._in_flight) < self._depth:
-            plan = self._scheduler.plan(self._clock())
+            begun = self._clock()
+            plan = self._scheduler.plan(begun)
             if plan is None:
                 return
+            sent = self._clock()
             if not self._in_flight:
-                self._got_on_at = self._clock()
+                self._got_on_at = sent
             self._device.send(plan)
+            self._times.planned(plan, begun, sent)
             self._in_flight.append(plan)
 
     async def _land(self) -> None:
@@ -117,6 +124,7 @@ class SchedulerLoop:
         if result is not None:
             self._in_flight.popleft()
             self._got_on_at = self._clock()
+            self._times.landed(result, self._got_on_at)
             self._scheduler.commit(result, self._got_on_at)
             self._recovery.landed()
 
@@ -147,6 +155,7 @@ class SchedulerLoop:
         kept = await race(restore, self._tend, self._notice_absence)
         assert kept is not None  # the others never end
         self._in_flight.clear()
+        self._times.lost()
         self._recovery.settle(failure, kept=kept)
         self.stuck = None
 
@@ -177,3 +186,4 @@ class SchedulerLoop:
         events = self._scheduler.take_events()
         if not events.empty:
             self._publish(events)
+        self._times.said(self._clock())

@@ -59,6 +59,8 @@ class OpenRequest:
     """An estimate until it has been tokenized."""
     num_cached_tokens: int = 0
     admitted_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
 
 
 class Registry:

@@ -1,8 +1,13 @@
-"""How large the KV cache is, in blocks: derived once, from the memory it gets and the model it serves.
+"""How large the KV cache is, in blocks: derived once, from the memory it gets and the model it serves; and how many
+threads compute.
 
-Pure. What the machine has is measured elsewhere (`model/memory.py`); here are the arithmetic, the refusal and the line
-for the log.
+Pure but for counting cores. What memory there is is measured elsewhere (`model/memory.py`); here are the arithmetic,
+the refusal and the line for the log.
 """
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
 
 import attrs
 
@@ -91,3 +96,44 @@ def resolve_max_model_len(asked: int | None, *, model: int) -> int:
             f"--max-model-len is {asked}, but the model was made for at most {model} tokens (max_position_embeddings)."
         )
     return asked if asked is not None else model
+
+
+class Layers(Protocol):
+    """What counts of a model's spec."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def sliding_window(self) -> int | None: ...
+    @property
+    def sliding_layers(self) -> Sequence[int]: ...
+
+
+def kv_groups(spec: Layers) -> tuple[tuple[KVGroup, ...], tuple[int, ...]]:
+    """The groups of layers with equal visibility, and the group of each layer."""
+    windows = [spec.sliding_window if layer in spec.sliding_layers else None for layer in range(spec.num_layers)]
+    distinct = list(dict.fromkeys(windows))
+    return tuple(KVGroup(sliding_window=window) for window in distinct), tuple(map(distinct.index, windows))
+
+
+def num_compute_threads(num_cores: int, default: int) -> int:
+    """Threads for one torch operation: torch's default, but a core is left to the event loop.
+
+    At the end of each operation its threads spin until the last is done. Where another thread runs on one of their
+    cores they spin for a time slice: with 2 threads on 2 busy cores a step took some 20 times as long as with one.
+    """
+    return max(1, min(default, num_cores - 1))
+
+
+def num_native_threads(num_cores: int, asked: str) -> int:
+    """Most threads of a native step: what OMP_NUM_THREADS says (`asked`, perhaps a list by level), else all cores: a
+    step that shares them with the event loop finds out by itself how many are best."""
+    first = asked.partition(",")[0].strip()
+    return int(first) if first.isdigit() and int(first) else num_cores
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

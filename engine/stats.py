@@ -11,6 +11,23 @@ from .registry import Registry
 
 
 @attrs.frozen(kw_only=True)
+class CacheFacts:
+    """The KV cache as it was made; it does not change while the engine lives."""
+
+    device: str = "cpu"
+    """cpu or cuda."""
+    num_blocks: int = 0
+    block_size: int = 0
+    bytes_per_block: int = 0
+    dtype: str = "auto"
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.0
+
+
+NO_FACTS = CacheFacts()
+
+
+@attrs.frozen(kw_only=True)
 class EngineStats:
     """See the fields. Read at any time between two steps; reading costs a microsecond."""
 
@@ -38,12 +55,22 @@ class EngineStats:
     """Prompt tokens of the requests that wait for their first admission; estimated while they are being tokenized."""
     runner_restarts: int = 0
     """Counter, in runner processes that took the place of a lost one."""
+    wasted_tokens: int = 0
+    """Counter: tokens computed for a request that had ended, been preempted, or lost its reader by then."""
+    cache: CacheFacts = NO_FACTS
 
 
 def read_stats(
-    scheduler: Scheduler, cache: KVCacheManager, registry: Registry, *, num_submitted: int, num_restarts: int
+    scheduler: Scheduler,
+    cache: KVCacheManager,
+    registry: Registry,
+    *,
+    num_submitted: int,
+    num_restarts: int,
+    num_unread: int,
+    facts: CacheFacts,
 ) -> EngineStats:
-    """`num_submitted`: requests handed over that the scheduler has not seen yet."""
+    """`num_submitted`: requests handed over that the scheduler has not seen yet. `num_unread`: tokens for nobody."""
     counters = scheduler.stats
     return EngineStats(
         running=scheduler.num_running,
@@ -61,4 +88,6 @@ def read_stats(
         scheduled_tokens=counters.num_scheduled_tokens,
         queued_tokens=registry.num_queued_tokens,
         runner_restarts=num_restarts,
+        wasted_tokens=counters.wasted_tokens + num_unread,
+        cache=facts,
     )

@@ -76,13 +76,18 @@ class ModelRunner:
         if work is None:
             return StepResult(step=plan.step, seconds=time.perf_counter() - started)
         logits, best = self.forward(work)
+        computed = time.perf_counter()
         prompts = prompt_logprobs(logits, self._batch, work)
         draws = draw(logits[: len(work.sampled_rows)], self._batch, work.sampled_rows, best)
         self._batch.advance(work, draws.rows[draws.first], draws.tokens[draws.first])
-        return self._answer(plan.step, draws, prompts, started)
+        return self._answer(plan.step, draws, prompts, started, computed)
 
-    def _answer(self, step: int, draws: Draws, prompts: list[tuple[int, PromptLogprobs]], started: float) -> StepResult:
+    def _answer(
+        self, step: int, draws: Draws, prompts: list[tuple[int, PromptLogprobs]], started: float, computed: float
+    ) -> StepResult:
+        """`computed`: when the logits were there. A GPU may work on: what is left then counts to sampling."""
         name = self._batch.sequence
+        now = time.perf_counter()
         return StepResult(
             step=step,
             sequences=tuple(map(name, draws.rows.tolist())),
@@ -93,5 +98,6 @@ class ModelRunner:
             failed=tuple(
                 (name(row), RULED_OUT if row in draws.ruled_out else UNUSABLE) for row in draws.failed_rows.tolist()
             ),
-            seconds=time.perf_counter() - started,
+            seconds=now - started,
+            sample_seconds=now - computed,
         )

@@ -107,3 +107,5 @@ class StepResult:
     """Sequences whose logits could not be used (not a number), with the reason; they sampled nothing."""
     seconds: float = 0.0
     """What the device spent on the step."""
+    sample_seconds: float = 0.0
+    """Of these, on choosing tokens once the logits were there."""

@@ -13,7 +13,6 @@ import trio
 from tests.model.tiny import write_folder
 from triolet.engine import build as build_module
 from triolet.engine import open as open_module
-from triolet.engine.build import kv_groups, num_compute_threads
 from triolet.engine.config import EngineConfig
 from triolet.engine.core.errors import ConfigurationError, ModelLoadError, StartError
 from triolet.engine.core.params import SamplingParams
@@ -21,6 +20,7 @@ from triolet.engine.device_process import ProcessDevice
 from triolet.engine.llm import LLM
 from triolet.engine.open import open_engine
 from triolet.engine.prompt import ChatPrompt
+from triolet.engine.sizing import kv_groups, num_compute_threads
 from triolet.kvcache.group import KVGroup
 
 MIB = 1 << 20

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tests.model.tiny import make_model, write_folder
-from triolet.engine.build import num_native_threads
 from triolet.engine.config import EngineConfig
 from triolet.engine.core.errors import ConfigurationError
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.llm import LLM
 from triolet.engine.open import open_engine
+from triolet.engine.sizing import num_native_threads
 
 MIB = 1 << 20
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

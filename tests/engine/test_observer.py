@@ -6,8 +6,9 @@ import trio.testing
 
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.params import SamplingParams
-from triolet.engine.observer import NoObserver
+from triolet.engine.observer import AbortReason, NoObserver, Phase, RequestEnd, StepSeen
 from triolet.engine.open import run_engine
+from triolet.engine.options import DEFAULT_OPTIONS, RequestOptions
 from triolet.engine.registry import RETRY_AFTER_S_MAX, Registry, Stage
 
 from .simulated import simulate
@@ -19,7 +20,10 @@ class Seen(NoObserver):
 
     first: list[float] = attrs.field(factory=list)
     between: list[tuple[float, int]] = attrs.field(factory=list)
-    ends: list[tuple[FinishReason, dict[str, float]]] = attrs.field(factory=list)
+    ends: list[RequestEnd] = attrs.field(factory=list)
+    aborts: list[tuple[AbortReason, Phase]] = attrs.field(factory=list)
+    steps: list[StepSeen] = attrs.field(factory=list)
+    num_detokenized: int = 0
 
     def first_token(self, seconds: float) -> None:
         self.first.append(seconds)
@@ -27,8 +31,17 @@ class Seen(NoObserver):
     def inter_token(self, seconds: float, count: int) -> None:
         self.between.append((seconds, count))
 
-    def finished(self, reason: FinishReason, **numbers: float) -> None:  # type: ignore[override]
-        self.ends.append((reason, numbers))
+    def finished(self, end: RequestEnd) -> None:
+        self.ends.append(end)
+
+    def aborted(self, reason: AbortReason, phase: Phase) -> None:
+        self.aborts.append((reason, phase))
+
+    def step(self, seen: StepSeen) -> None:
+        self.steps.append(seen)
+
+    def detokenized(self, seconds: float) -> None:
+        self.num_detokenized += 1
 
 
 async def test_an_observer_sees_first_tokens_gaps_and_ends(autojump_clock: trio.testing.MockClock) -> None:
@@ -39,14 +52,25 @@ async def test_an_observer_sees_first_tokens_gaps_and_ends(autojump_clock: trio.
         _ = [output async for output in stream]
     assert seen.first == [1.0]
     assert seen.between == [(1.0, 1)] * 3
-    numbers = {
-        "e2e_seconds": 4.0,
-        "queue_seconds": 0.0,
-        "num_prompt_tokens": 6,
-        "num_cached_tokens": 0,
-        "num_output_tokens": 4,
-    }
-    assert seen.ends == [(FinishReason.LENGTH, numbers)]
+    (end,) = seen.ends
+    assert (end.reason, end.abort_reason, end.phase) == (FinishReason.LENGTH, None, Phase.DECODE)
+    assert (end.e2e_seconds, end.queue_seconds, end.prefill_seconds, end.decode_seconds) == (4.0, 0.0, 1.0, 3.0)
+    assert (end.inference_seconds, end.seconds_per_output_token) == (4.0, 1.0)
+    assert (end.num_prompt_tokens, end.num_cached_tokens, end.num_output_tokens, end.max_tokens) == (6, 0, 4, 4)
+    assert not seen.aborts
+
+
+async def test_an_observer_sees_steps(autojump_clock: trio.testing.MockClock) -> None:
+    """Each landed step once: its tokens, its moments; and the detokenizer took each one's events in."""
+    seen = Seen()
+    params = SamplingParams(max_tokens=3)
+    async with run_engine(simulate().parts, observer=seen) as engine, engine.generate("hello\n", params) as stream:
+        _ = [output async for output in stream]
+    assert [step.num_tokens for step in seen.steps] == [6, 1, 1]
+    assert [step.num_prefill_tokens for step in seen.steps] == [6, 0, 0]
+    assert [step.landed - step.begun for step in seen.steps] == [1.0, 1.0, 1.0]
+    assert [step.num_sequences for step in seen.steps] == [1, 1, 1]
+    assert seen.num_detokenized == 4  # an admission, and three tokens
 
 
 async def test_a_request_that_was_never_admitted_queued_to_its_end(autojump_clock: trio.testing.MockClock) -> None:
@@ -59,8 +83,40 @@ async def test_a_request_that_was_never_admitted_queued_to_its_end(autojump_cloc
             async with engine.generate("never\n") as waiting:
                 await anext(waiting)
         await trio.sleep(1)
-    (reason, numbers), *_ = seen.ends
-    assert (reason, numbers["queue_seconds"], numbers["e2e_seconds"]) == (FinishReason.ABORT, 3.0, 3.0)
+    (end, *_) = seen.ends
+    assert (end.reason, end.queue_seconds, end.e2e_seconds) == (FinishReason.ABORT, 3.0, 3.0)
+    assert (end.prefill_seconds, end.inference_seconds, end.seconds_per_output_token) == (None, None, None)
+    assert seen.aborts[0] == (AbortReason.LEFT, Phase.WAITING)
+
+
+async def test_an_observer_hears_why_requests_were_cut_short(autojump_clock: trio.testing.MockClock) -> None:
+    """Left, cancelled by name, superseded, out of time: each by its reason and state, once."""
+    seen = Seen()
+    async with run_engine(simulate().parts, observer=seen) as engine:
+
+        async def ask(name: str, options: RequestOptions = DEFAULT_OPTIONS) -> None:
+            async with engine.generate("a long answer\n", request_id=name, options=options) as stream:
+                _ = [output async for output in stream]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "cancelled")
+            nursery.start_soon(ask, "older", RequestOptions(supersede_key="key"))
+            nursery.start_soon(ask, "late", RequestOptions(deadline=trio.current_time() + 2.5))
+            async with engine.generate("a long answer\n") as stream:
+                await anext(stream)
+            assert engine.abort("cancelled")
+            async with engine.generate("x\n", options=RequestOptions(supersede_key="key")) as newer:
+                _ = [output async for output in newer]
+        await ask("too late", RequestOptions(deadline=trio.current_time()))
+        stats = engine.stats()
+    assert sorted(seen.aborts) == [
+        (AbortReason.CANCELLED, Phase.DECODE),
+        (AbortReason.DEADLINE, Phase.DECODE),
+        (AbortReason.DEADLINE, Phase.TOKENIZING),
+        (AbortReason.LEFT, Phase.DECODE),
+        (AbortReason.SUPERSEDED, Phase.DECODE),
+    ]
+    assert stats.wasted_tokens == 1  # of the one who left, in the step that was in flight
 
 
 async def test_stats_tell_the_moment(mock_clock: trio.testing.MockClock) -> None:

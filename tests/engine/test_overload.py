@@ -12,7 +12,7 @@ from triolet.engine.core.errors import Overloaded
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.engine import Engine
-from triolet.engine.observer import NoObserver
+from triolet.engine.observer import NoObserver, RequestEnd
 from triolet.engine.open import run_engine
 from triolet.engine.options import RequestOptions
 from triolet.engine.stream import SUPERSEDED, Output, RequestStream
@@ -123,8 +123,8 @@ async def test_who_is_not_admitted_in_time_is_told_to_come_back(autojump_clock: 
     reasons: list[FinishReason] = []
 
     class Seen(NoObserver):
-        def finished(self, reason: FinishReason, **rest: float) -> None:
-            reasons.append(reason)
+        def finished(self, end: RequestEnd) -> None:
+            reasons.append(end.reason)
 
     simulation = simulate(max_num_seqs=1)
     async with run_engine(simulation.parts, check=True, observer=Seen()) as engine, trio.open_nursery() as nursery:
