@@ -16,8 +16,9 @@ from ..engine.config import EngineConfig
 from ..engine.core.errors import ConfigurationError, StartError
 from .bench.cli import app as bench
 from .config import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerConfig, parse_size
+from .planning import PlanOptions
 
-SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size")
+SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size", "--memory", "--activations")
 
 HELP = """An LLM serving engine: a paged KV cache and continuous batching behind an OpenAI-compatible server.
 
@@ -43,6 +44,7 @@ _ENGINE = Group.create_ordered("Engine")
 
 SERVER_DEFAULTS = ServerConfig()
 ENGINE_DEFAULTS = EngineConfig()
+PLAN_DEFAULTS = PlanOptions()
 
 
 @app.command
@@ -83,6 +85,26 @@ def serve(
         return await serving.serve(engine, server, open_engine=open_engine, version=__version__, loading=loading_bars)
 
     return trio.run(run)
+
+
+@app.command
+def plan(model: str | None = None, /, *, options: Annotated[PlanOptions, Parameter(name="*")] = PLAN_DEFAULTS) -> int:
+    """What a model would take and give on a machine: memory, sequences, and the roofline of its steps.
+
+    No weights are loaded; of a hub model the configuration alone is fetched.
+
+    Parameters
+    ----------
+    model
+        A folder (Hugging Face layout), a .gguf file or a hub name (owner/name). Without one, the built-in model.
+    """
+    from ..engine.shape import read_shape
+    from .planning import make_plan, print_plan
+
+    name, spec = read_shape(model)
+    made = make_plan(name, spec, options, model_dtype=spec.torch_dtype, model_len=spec.max_position_embeddings)
+    print_plan(made, as_json=options.json)
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,8 +16,9 @@ _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "merges.txt", "vocab
 _UNWANTED = ["*/*", "consolidated*.safetensors", "*.bin.index.json"]
 
 
-def fetch_snapshot(name: str, progress: "Progress | None") -> Path:
-    """The folder that holds the files of hub model `name`. Blocks. Raises ModelLoadError."""
+def fetch_snapshot(name: str, progress: "Progress | None", *, config_only: bool = False) -> Path:
+    """The folder that holds the files of hub model `name`; without its weights where only the configuration is asked
+    for. Blocks. Raises ModelLoadError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -28,9 +29,10 @@ def fetch_snapshot(name: str, progress: "Progress | None") -> Path:
         RepositoryNotFoundError,
     )
 
+    wanted = ["config.json", "generation_config.json"] if config_only else _WANTED
     bar = _reporting_bar(name, progress) if progress else None
     try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, tqdm_class=bar))
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=_UNWANTED, tqdm_class=bar))
     except GatedRepoError:
         why = "access to it must be asked for on its page first, and HF_TOKEN set"
     except RepositoryNotFoundError:

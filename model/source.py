@@ -31,8 +31,10 @@ class ModelSource:
     """What the model is called to clients: the hub name, the folder's name, or the file's without its suffix."""
 
 
-def resolve_source(name: str | None, progress: Progress | None = None) -> ModelSource:
+def resolve_source(name: str | None, progress: Progress | None = None, *, config_only: bool = False) -> ModelSource:
     """Find the model called `name`, fetching it first where need be. Blocks; None is the built-in model.
+
+    `config_only`: of a hub model, only what `read_spec` needs is fetched.
 
     A path that exists wins over a hub name spelled the same. Raises ModelLoadError.
     """
@@ -50,7 +52,7 @@ def resolve_source(name: str | None, progress: Progress | None = None) -> ModelS
     if _HUB_NAME.fullmatch(name) and not name.lower().endswith(".gguf"):
         from .hub import fetch_snapshot
 
-        return _folder(fetch_snapshot(name, progress), name)
+        return _folder(fetch_snapshot(name, progress, config_only=config_only), name)
     raise ModelLoadError(
         f"{name} does not exist: a model is a local folder (safetensors), a .gguf file or a hub name (owner/name)."
     )
