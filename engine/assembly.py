@@ -14,6 +14,7 @@ from .core.scheduler import Scheduler
 from .detokenizer import Detokenizer
 from .device import Device
 from .engine import Engine, EngineFacts
+from .grammar import Compiler, GrammarClient
 from .inbox import Inbox
 from .loop import SchedulerLoop
 from .messages import (
@@ -38,6 +39,8 @@ class EngineParts:
     scheduler: Scheduler
     cache: KVCacheManager
     device: Device
+    grammars: Compiler | None = None
+    """None: requests with a grammar are refused."""
     max_num_queued_reqs: int
     max_num_queued_tokens: int = 0
     """0 sets no limit."""
@@ -82,6 +85,7 @@ class Assembly:
         self.engine = Engine(
             parts.facts,
             tokenizer=TokenizerClient(parts.tokenizer, vocab_size=parts.facts.vocab_size),
+            grammars=GrammarClient(parts.grammars),
             registry=self.registry,
             scheduler_inbox=self._scheduler_inbox,
             detokenizer_inbox=detokenizer_inbox,

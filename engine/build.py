@@ -42,8 +42,10 @@ from .tokenizer import ChatTokenizer
 if TYPE_CHECKING:
     import torch
 
+    from ..model.grammar import Grammars
     from ..model.llama import LlamaModel
     from ..model.native.choose import NativeChoice
+    from ..model.runner import ModelRunner
     from ..model.source import ModelSource
     from ..model.spec import ModelSpec
 
@@ -90,7 +92,10 @@ async def build(
     Raises ConfigurationError and ModelLoadError. Cancelled, it ends at the next tensor or piece of a download.
     """
     report = partial(_report, progress)
+    from ..model.grammar import grammars_of
+
     source = await trio.to_thread.run_sync(_find_model, config.model, report)
+    grammars = grammars_of(source)
     tokenizers: list[ChatTokenizer] = []
 
     async def load_tokenizer() -> None:
@@ -99,20 +104,24 @@ async def build(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load_tokenizer)
-            loaded = await _start(config, device, source, report)
+            loaded = await _start(config, device, source, report, grammars)
     except BaseExceptionGroup as group:
         if len(group.exceptions) == 1:
             raise group.exceptions[0] from group.exceptions[0].__cause__
         raise
     log.info("%s", loaded.size)
-    return _put_together(config, device, source.name, tokenizers[0], loaded)
+    return _put_together(config, device, source.name, tokenizers[0], loaded, grammars)
 
 
 async def _start(
-    config: EngineConfig, device: ThreadDevice | ProcessDevice, source: "ModelSource", report: Progress
+    config: EngineConfig,
+    device: ThreadDevice | ProcessDevice,
+    source: "ModelSource",
+    report: Progress,
+    grammars: "Grammars",
 ) -> Loaded:
     if isinstance(device, ThreadDevice):
-        return await device.start(partial(_make_runner, config, source, report))
+        return await device.start(partial(_make_runner, config, source, report, grammars))
     order = RunnerOrder(config=config, kind=source.kind, path=str(source.path), name=source.name)
     loaded = await device.start(order, Loaded)
     # One that replaces it must have the same blocks, whatever memory is free then.
@@ -123,11 +132,12 @@ async def _start(
 
 def make_ordered_runner(order: bytes, report: Progress) -> tuple[Runner, Loaded]:
     """A `device_child.Factory`: in the runner process."""
+    from ..model.grammar import grammars_of
     from ..model.source import ModelSource
 
     asked = msgspec.msgpack.decode(order, type=RunnerOrder)
     source = ModelSource(kind=asked.kind, path=Path(asked.path), name=asked.name)  # type: ignore[arg-type]
-    return _make_runner(asked.config, source, report)
+    return _make_runner(asked.config, source, report, grammars_of(source))
 
 
 def _put_together(
@@ -136,6 +146,7 @@ def _put_together(
     model_name: str,
     tokenizer: ChatTokenizer,
     loaded: Loaded,
+    grammars: "Grammars",
 ) -> EngineParts:
     size, vocab_size = loaded.size, loaded.vocab_size
     cache = KVCacheManager(
@@ -161,6 +172,7 @@ def _put_together(
             cache=_cache_facts(config, loaded),
         ),
         tokenizer=tokenizer,
+        grammars=grammars,
         scheduler=Scheduler(limits, cache, make_policy(config.scheduling_policy)),
         cache=cache,
         device=device,
@@ -197,7 +209,9 @@ def _load_tokenizer(source: "ModelSource") -> ChatTokenizer:
     return load_tokenizer(source)
 
 
-def _make_runner(config: EngineConfig, source: "ModelSource", report: Progress) -> tuple[Runner, Loaded]:
+def _make_runner(
+    config: EngineConfig, source: "ModelSource", report: Progress, grammars: "Grammars"
+) -> tuple[Runner, Loaded]:
     """In the device thread or the runner process: weights, then a KV cache in the memory that is left, then the runner
     over both."""
     from ..model.weights import read_spec
@@ -205,12 +219,14 @@ def _make_runner(config: EngineConfig, source: "ModelSource", report: Progress) 
     spec = read_spec(source)
     max_model_len = resolve_max_model_len(config.max_model_len, model=spec.max_position_embeddings)
     log.info("model %s: %s, %d layers, %d tokens", source.name, spec.architecture, spec.num_layers, max_model_len)
-    return _load(config, source, spec, max_model_len, report)
+    runner, loaded = _load(config, source, spec, max_model_len, report)
+    runner.use_grammars(grammars)
+    return runner, loaded
 
 
 def _load(
     config: EngineConfig, source: "ModelSource", spec: "ModelSpec", max_model_len: int, report: Progress
-) -> tuple[Runner, Loaded]:
+) -> tuple["ModelRunner", Loaded]:
     import torch
 
     from ..model.dtype import resolve_dtype
@@ -252,7 +268,7 @@ def _make_torch_runner(
     report: Progress,
     device: "torch.device",
     dtype: "torch.dtype",
-) -> tuple[Runner, KVSize]:
+) -> tuple["ModelRunner", KVSize]:
     import torch
 
     from ..model.kv import KVTensors
@@ -286,7 +302,7 @@ def _make_native_runner(
     max_model_len: int,
     report: Progress,
     native: "NativeChoice",
-) -> tuple[Runner, KVSize]:
+) -> tuple["ModelRunner", KVSize]:
     import torch
 
     from ..model.memory import default_kv_bytes

@@ -21,6 +21,7 @@ from .core.events import FinishReason
 from .core.ids import TokenId
 from .core.params import SamplingParams
 from .core.request import Request
+from .grammar import GrammarClient
 from .inbox import Inbox
 from .mailbox import End
 from .messages import Abort, DetokenizerMessage, Opened, SchedulerMessage, Submit
@@ -56,6 +57,7 @@ class Engine:
         facts: EngineFacts,
         *,
         tokenizer: TokenizerClient,
+        grammars: GrammarClient,
         registry: Registry,
         scheduler_inbox: Inbox[SchedulerMessage],
         detokenizer_inbox: Inbox[DetokenizerMessage],
@@ -65,6 +67,7 @@ class Engine:
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.tokenizer = tokenizer
+        self.grammars = grammars
         self._facts = facts
         self._registry = registry
         self._scheduler_inbox = scheduler_inbox
@@ -273,6 +276,8 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
         try:
             with request.tokenizing:
                 token_ids = await engine.tokenizer.encode(self._prompt)
+                if self._params.grammar is not None:
+                    await engine.grammars.prepare(self._params.grammar)
             if request.tokenizing.cancel_called:
                 engine._end_before_submit(request, self._params.n, self._options)
                 return RequestStream(request, ())

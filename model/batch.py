@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..engine.core.ids import SequenceId
 from ..engine.core.plan import JoinedSequence, StepPlan, choice_seed
 from .attention.interface import Int32Array, Int64Array, StepLayout
+from .grammar import Grammars
 from .sampling import SamplingRows
 from .shaping import Shaper
 
@@ -62,7 +63,8 @@ _COLUMNS = np.dtype(
 class KeptBatch:
     """Rows stand in no promised order: the place of one that leaves is taken by the last."""
 
-    def __init__(self, *, num_groups: int, block_size: int, num_blocks: int) -> None:
+    def __init__(self, *, num_groups: int, block_size: int, num_blocks: int, grammars: Grammars | None = None) -> None:
+        self._grammars = grammars
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._row: dict[SequenceId, int] = {}
@@ -255,7 +257,7 @@ class KeptBatch:
         self._joined.append(joined)
         tokens = np.array(joined.token_ids, np.int64)
         self._tokens.append(tokens)
-        shaper = _shaper(joined, tokens)
+        shaper = _shaper(joined, tokens, self._grammars)
         self._shapers.append(shaper)
         self._num_shaped += shaper is not None
 
@@ -330,7 +332,9 @@ class KeptBatch:
 
     def _masked(self, rows: Int64Array, columns: npt.NDArray[np.void]) -> tuple[tuple[int, tuple[int, ...]], ...]:
         early = columns["known"] - columns["num_prompt_tokens"] < columns["min_tokens"]
-        return tuple((int(i), self._joined[rows[i]].end_token_ids) for i in np.flatnonzero(early))
+        pairs = ((int(i), int(rows[i])) for i in np.flatnonzero(early))
+        # A grammar whose text is complete lets nothing come but the end.
+        return tuple((i, self._joined[row].end_token_ids) for i, row in pairs if not _at_end(self._shapers[row]))
 
     def _find(self, sequence: SequenceId, what: str) -> int:
         row = self._row.get(sequence)
@@ -357,7 +361,11 @@ class KeptBatch:
             self._tables[group] = grown
 
 
-def _shaper(joined: JoinedSequence, tokens: Int64Array) -> Shaper | None:
+def _at_end(shaper: Shaper | None) -> bool:
+    return shaper is not None and shaper.matcher is not None and shaper.matcher.at_end
+
+
+def _shaper(joined: JoinedSequence, tokens: Int64Array, grammars: Grammars | None) -> Shaper | None:
     if not Shaper.is_needed(joined.sampling):
         return None
-    return Shaper(joined.sampling, tokens[: joined.num_prompt_tokens], tokens[joined.num_prompt_tokens :])
+    return Shaper(joined.sampling, tokens[: joined.num_prompt_tokens], tokens[joined.num_prompt_tokens :], grammars)

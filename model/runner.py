@@ -15,6 +15,7 @@ from ..engine.core.plan import StepPlan, StepResult
 from .batch import KeptBatch
 from .draws import Draws, draw
 from .forward import make_forward
+from .grammar import Grammars
 from .kv import KVTensors
 from .llama import LlamaModel
 from .logprobs import prompt_logprobs
@@ -46,16 +47,26 @@ class ModelRunner:
         self.model = model
         self.kv = kv
         self.forward = make_forward(model, kv, attention_backend, num_threads)
-        self._batch = KeptBatch(num_groups=kv.num_groups, block_size=kv.block_size, num_blocks=kv.num_blocks)
+        self._grammars: Grammars | None = None
+        self._batch = self._new_batch()
         self._step: int | None = None
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """From the next plan on, which must be the first: what `SamplingParams.grammar` is matched with."""
+        self._grammars = grammars
+        self._batch = self._new_batch()
+
+    def _new_batch(self) -> KeptBatch:
+        kv = self.kv
+        return KeptBatch(
+            num_groups=kv.num_groups, block_size=kv.block_size, num_blocks=kv.num_blocks, grammars=self._grammars
+        )
 
     @torch.inference_mode()
     def reset(self) -> None:
         """Forget the batch, as if new: the next plan may have any number. What the KV blocks hold stays. A torch model
         computes a token, to see that its device answers, and raises what that raises."""
-        self._batch = KeptBatch(
-            num_groups=self.kv.num_groups, block_size=self.kv.block_size, num_blocks=self.kv.num_blocks
-        )
+        self._batch = self._new_batch()
         self._step = None
         if isinstance(self.model, LlamaModel):
             if self.model.device.type == "cuda":

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from ..engine.core.params import SamplingParams
+from .grammar import Grammars, Matcher
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
 
 Shaped = Sequence[tuple[int, "Shaper"]]
 """Rows of the logits, and what their sequences do to them."""
@@ -58,7 +60,15 @@ class SeenTokens:
 class Shaper:
     """One sequence's masks, bias and penalties."""
 
-    def __init__(self, sampling: SamplingParams, prompt: Int64Array, output: Int64Array) -> None:
+    def __init__(
+        self, sampling: SamplingParams, prompt: Int64Array, output: Int64Array, grammars: Grammars | None = None
+    ) -> None:
+        """`grammars` is needed where `sampling` has a grammar."""
+        self.matcher: Matcher | None = None
+        if sampling.grammar is not None:
+            if grammars is None:
+                raise AssertionError("a sequence has a grammar, and the runner none to match it with")
+            self.matcher = grammars.matcher(sampling.grammar, output.tolist())
         self.penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         self.seen: SeenTokens | None = None
         if sampling.penalised:
@@ -79,10 +89,13 @@ class Shaper:
             or sampling.logit_bias
             or sampling.allowed_token_ids is not None
             or sampling.bad_word_token_ids
+            or sampling.grammar is not None
         )
 
     def take(self, token: int) -> None:
         """The sequence has this token now."""
+        if self.matcher is not None:
+            self.matcher.take(token)
         if self.seen is not None:
             self.seen.add(token)
         if self._tail_length:
@@ -96,11 +109,10 @@ class Shaper:
 def shape(logits: Tensor, shaped: Shaped) -> None:
     """Change these rows of `logits`, in place."""
     for place, shaper in shaped:
+        if shaper.matcher is not None and (mask := shaper.matcher.allowed()) is not None:
+            _mask(logits[place], mask)
         if shaper.allowed is not None:
-            row, allowed = logits[place], shaper.allowed.to(logits.device)
-            kept = row[allowed]
-            row.fill_(float("-inf"))
-            row[allowed] = kept
+            _keep(logits[place], shaper.allowed)
     bad = [(place, token) for place, shaper in shaped for token in shaper.bad_tokens()]
     if bad:
         places, tokens = zip(*bad, strict=True)
@@ -113,6 +125,22 @@ def shape(logits: Tensor, shaped: Shaped) -> None:
     penalised = [(place, shaper, shaper.seen) for place, shaper in shaped if shaper.seen is not None]
     if penalised:
         _penalise(logits, penalised)
+
+
+def _mask(row: Tensor, allowed: BoolArray) -> None:
+    """Rule the others out, by whichever list is shorter."""
+    count = int(np.count_nonzero(allowed))
+    if 2 * count < len(allowed):
+        _keep(row, torch.from_numpy(np.flatnonzero(allowed)))
+    elif count < len(allowed):
+        row[torch.from_numpy(np.flatnonzero(~allowed)).to(row.device)] = float("-inf")
+
+
+def _keep(row: Tensor, allowed: Tensor) -> None:
+    allowed = allowed.to(row.device)
+    kept = row[allowed]
+    row.fill_(float("-inf"))
+    row[allowed] = kept
 
 
 def _penalise(logits: Tensor, penalised: Sequence[tuple[int, Shaper, SeenTokens]]) -> None:

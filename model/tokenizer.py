@@ -64,6 +64,12 @@ class ChatTokenizer:
                 return front, gap, end
         return None
 
+    def plain_texts(self) -> list[bytes]:
+        """What each token adds to a text that has begun; nothing for special tokens. Takes a tenth of a second, the
+        first time more."""
+        pieces = (self._detokenizer.piece(token_id, True) for token_id in range(self.vocab_size))
+        return [piece if isinstance(piece, bytes) else (piece or "").encode() for piece in pieces]
+
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for, inside a text, special or not; nothing for an id that is not in the vocabulary."""
         piece = self._detokenizer.piece(token_id, False)

@@ -1,0 +1,85 @@
+"""The grammar actor: finds out whether a request's constraint can be compiled, before the request is scheduled.
+
+Imports trio. Like the tokenizer it has no task: the work is done for the request that wants it, in a thread of its own
+that gives way to all others, one at a time. The device finds the result where it was compiled (`model/grammar.py`).
+"""
+
+import json
+from collections import OrderedDict
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from .core.errors import InvalidRequest, Overloaded
+from .core.grammar import GrammarSpec
+from .json_schema import why_not, why_not_regex
+from .nice_thread import run_nicely
+
+COMPILE_S = 10.0
+"""A constraint that takes longer is refused."""
+WAIT_S = 30.0
+"""A request that waits longer for those before it is refused."""
+MAX_KNOWN = 4096
+"""Refused constraints whose reasons are remembered."""
+
+
+class Compiler(Protocol):
+    """What the actor needs of the model room. May be called from any thread."""
+
+    def has(self, spec: GrammarSpec, /) -> bool:
+        """It has been compiled and is kept."""
+
+    def prepare(self) -> None:
+        """What is done once, before the first compilation."""
+
+    def compile(self, spec: GrammarSpec, /) -> object:
+        """Raises InvalidRequest."""
+
+
+class GrammarClient:
+    """Compiles for whoever asks."""
+
+    def __init__(self, compiler: Compiler | None) -> None:
+        """None: this engine takes no constraints."""
+        self._compiler = compiler
+        self._turn = trio.Semaphore(1)
+        self._refused: OrderedDict[tuple[GrammarSpec, str], str] = OrderedDict()
+
+    async def prepare(self, spec: GrammarSpec) -> None:
+        """Return once the device will find the grammar compiled. Cancellable: a compilation under way is finished for
+        nobody. Raises InvalidRequest naming the field, Overloaded where those before it take too long."""
+        compiler = self._compiler
+        if compiler is None:
+            raise InvalidRequest("This server takes no constraints on the form of an answer.", param=spec.param)
+        if (message := self._refused.get((spec, spec.param))) is not None:
+            raise InvalidRequest(message, param=spec.param)
+        if compiler.has(spec):
+            return
+        try:
+            _check(spec)
+            with trio.move_on_after(WAIT_S) as waiting:
+                await self._turn.acquire()
+            if waiting.cancelled_caught:
+                raise Overloaded("Too many constraints wait to be compiled.", retry_after_s=round(WAIT_S))
+            with trio.move_on_after(COMPILE_S) as compiling:
+                await run_nicely(compiler.prepare, partial(compiler.compile, spec), self._turn.release)
+            if compiling.cancelled_caught:
+                raise InvalidRequest(
+                    f"{spec.param} cannot be compiled: it takes more than {COMPILE_S:g} s.", param=spec.param
+                )
+        except InvalidRequest as error:
+            self._refused[spec, spec.param] = error.message
+            if len(self._refused) > MAX_KNOWN:
+                self._refused.popitem(last=False)
+            raise
+
+
+def _check(spec: GrammarSpec) -> None:
+    reason = None
+    if spec.kind == "json_schema":
+        reason = why_not(json.loads(spec.source))
+    elif spec.kind == "regex":
+        reason = why_not_regex(spec.source)
+    if reason is not None:
+        raise InvalidRequest(f"{spec.param} cannot be compiled: {reason}.", param=spec.param)

@@ -1,0 +1,154 @@
+"""A request's constraint before it is scheduled: compiled beside the engine, refused with a reason, within a time."""
+
+import threading
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from triolet.engine import grammar as grammar_module
+from triolet.engine.core.errors import InvalidRequest, Overloaded
+from triolet.engine.core.grammar import GrammarSpec
+from triolet.engine.grammar import GrammarClient
+from triolet.engine.json_schema import MAX_DEPTH, MAX_ENUM, MAX_PROPERTIES, MAX_SUBSCHEMAS, why_not
+from triolet.engine.open import run_engine
+
+from .simulated import simulate
+from .test_generate import ask, text_of
+
+
+class FakeCompiler:
+    """Compiles at once, but "slow", which waits for `go`, and "bad", which it refuses."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.compiled: list[str] = []
+        self.threads: set[int] = set()
+
+    def has(self, spec: GrammarSpec) -> bool:
+        return spec.source in self.compiled and spec.source != "bad"
+
+    def prepare(self) -> None:
+        self.threads.add(threading.get_ident())
+
+    def compile(self, spec: GrammarSpec) -> object:
+        if spec.source == "slow":
+            self.go.wait()
+        self.compiled.append(spec.source)
+        if spec.source == "bad":
+            raise InvalidRequest(f"{spec.param} cannot be compiled: bad.", param=spec.param)
+        return object()
+
+
+def spec(source: str) -> GrammarSpec:
+    return GrammarSpec.regex(source)
+
+
+async def test_a_constraint_is_compiled_once_and_in_another_thread() -> None:
+    """The second request finds it, or the reason why not."""
+    compiler = FakeCompiler()
+    client = GrammarClient(compiler)
+    for _ in range(2):
+        await client.prepare(spec("good"))
+        with pytest.raises(InvalidRequest, match=r"structured_outputs cannot be compiled: bad\.") as caught:
+            await client.prepare(spec("bad"))
+        assert caught.value.param == "structured_outputs"
+    with pytest.raises(InvalidRequest, match=r"response_format cannot be compiled: bad\."):
+        await client.prepare(GrammarSpec.regex("bad", param="response_format"))
+    assert compiler.compiled == ["good", "bad", "bad"]
+    assert threading.get_ident() not in compiler.threads
+
+
+async def test_a_constraint_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread is left to finish; meanwhile others wait, and are told when that takes too long."""
+    monkeypatch.setattr(grammar_module, "COMPILE_S", 0.01)
+    monkeypatch.setattr(grammar_module, "WAIT_S", 0.01)
+    compiler = FakeCompiler()
+    client = GrammarClient(compiler)
+    with pytest.raises(InvalidRequest, match=r"structured_outputs cannot be compiled: it takes more than 0.01 s."):
+        await client.prepare(spec("slow"))
+    with pytest.raises(Overloaded, match="Too many constraints wait to be compiled"):
+        await client.prepare(spec("good"))
+    monkeypatch.setattr(grammar_module, "COMPILE_S", 60)
+    monkeypatch.setattr(grammar_module, "WAIT_S", 60)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.prepare, spec("good"))
+        compiler.go.set()
+    assert compiler.compiled == ["slow", "good"]
+
+
+async def test_whoever_leaves_while_it_is_compiled_leaves_nothing() -> None:
+    """The next one gets its turn when the thread has ended."""
+    compiler = FakeCompiler()
+    client = GrammarClient(compiler)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.prepare, spec("slow"))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    compiler.go.set()
+    await client.prepare(spec("good"))
+    assert compiler.compiled == ["slow", "good"]
+
+
+async def test_an_engine_refuses_a_constraint_before_it_is_scheduled() -> None:
+    """Where nothing compiles, what cannot be compiled, and what nobody may ask; other requests are answered."""
+    async with run_engine(simulate().parts) as engine:
+        with pytest.raises(InvalidRequest, match="takes no constraints"):
+            await ask(engine, "hello\n", grammar=spec("a"))
+    simulation = simulate(grammars=FakeCompiler(), step_s=0.0)
+    async with run_engine(simulation.parts, check=True) as engine:
+        with pytest.raises(InvalidRequest, match="bad"):
+            await ask(engine, "hello\n", grammar=spec("bad"))
+        with pytest.raises(InvalidRequest, match="lookaround is not supported in a regular expression"):
+            await ask(engine, "hello\n", grammar=spec("(?=a)b"))
+        assert text_of(await ask(engine, "hello\n", grammar=spec("good"))) == "hello"
+    assert simulation.all_blocks_are_back
+
+
+def nested(depth: int) -> Any:
+    schema: Any = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"not": {}}, "the keyword 'not' is not supported"),
+        ({"properties": {"a": {"if": {}}}}, "the keyword 'if' is not supported"),
+        ({"items": {"uniqueItems": True}}, "the keyword 'uniqueItems' is not supported"),
+        ({"type": "number", "multipleOf": 0.5}, "'multipleOf' is supported for integers alone"),
+        ({"$defs": {"a": {"type": "string", "pattern": "a(?!b)"}}}, "lookaround is not supported in a regular"),
+        ({"anyOf": [{}], "properties": {}}, "'properties' beside 'anyOf' is not supported"),
+        ({"allOf": [{}, {}]}, "'allOf' is supported with a single schema alone"),
+        ({"minimum": 3}, "'minimum' is supported beside a 'type' alone"),
+        ({"properties": {str(number): {} for number in range(MAX_PROPERTIES + 1)}}, "an object has 257 properties"),
+        ({"enum": list(range(MAX_ENUM + 1))}, "its enumerations have more than 4000 values"),
+        (nested(MAX_DEPTH + 1), "it is nested more than 100 deep"),
+        ({"anyOf": [{}] * MAX_SUBSCHEMAS}, "it has more than 10000 subschemas"),
+    ],
+)
+def test_a_schema_that_would_not_be_kept_to_is_refused(schema: Any, reason: str) -> None:
+    """What the compiler would pass over, and what would take it too long."""
+    said = why_not(schema)
+    assert said is not None
+    assert said.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {"type": "object", "properties": {"not": {"type": "string"}, "if": {"const": 1}}, "required": ["not"]},
+        {"properties": {"a": {"$ref": "#/$defs/a", "description": "x"}}, "$defs": {"a": {"type": ["string", "null"]}}},
+        {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}], "default": None, "title": "A"},
+        {"type": "string", "enum": ["a"]},
+        {"patternProperties": [{}], "multipleOf": "x", "properties": [1], "enum": 3, "pattern": 1},
+        {"type": "array", "uniqueItems": False, "items": {"type": "integer", "multipleOf": 2}},
+    ],
+)
+def test_what_clients_send_passes(schema: Any) -> None:
+    """A property may have any name; what explains one stands anywhere; what is none the compiler sees."""
+    assert why_not(schema) is None
