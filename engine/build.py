@@ -137,7 +137,11 @@ def make_ordered_runner(order: bytes, report: Progress) -> tuple[Runner, Loaded]
 
     asked = msgspec.msgpack.decode(order, type=RunnerOrder)
     source = ModelSource(kind=asked.kind, path=Path(asked.path), name=asked.name)  # type: ignore[arg-type]
-    return _make_runner(asked.config, source, report, grammars_of(source))
+    grammars = grammars_of(source)
+    made = _make_runner(asked.config, source, report, grammars)
+    # The engine compiles first, in its own process; the device does so again, and should have nothing else to do then.
+    grammars.prepare_soon()
+    return made
 
 
 def _put_together(

@@ -5,6 +5,7 @@ the tokens of its answer, so a sequence that joins the batch again, or was forke
 """
 
 import json
+import logging
 import re
 import threading
 from collections import OrderedDict
@@ -23,6 +24,8 @@ MAX_KEPT = 256
 MAX_KEPT_BYTES = 256 * 1024 * 1024
 """Compiled grammars that are kept for the next request; those in use live on."""
 MAX_GRAMMAR_BYTES = 64 * 1024 * 1024
+
+log = logging.getLogger(__name__)
 
 _PLACE_IN_SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
@@ -108,6 +111,18 @@ class Grammars:
                 _, old = self._kept.popitem(last=False)
                 self._num_bytes -= old.memory_size_bytes
         return compiled
+
+    def prepare_soon(self) -> None:
+        """The same in a thread of its own, which a process does not end before; what it raises, the first compilation
+        raises again."""
+
+        def run() -> None:
+            try:
+                self.prepare()
+            except Exception as error:
+                log.warning("grammars cannot be prepared: %s", error)
+
+        threading.Thread(target=run, name="triolet grammars").start()
 
     def _compile(self, spec: GrammarSpec) -> Any:
         self.prepare()

@@ -1,14 +1,19 @@
 """Frames between the engine and its runner process: whole however they are cut, and the same when they arrive."""
 
 import socket
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triolet.engine.core.grammar import GrammarSpec
+from triolet.engine.core.ids import TokenId
+from triolet.engine.core.logprobs import TokenLogprobs
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import JoinedSequence, StepPlan, StepResult
+from triolet.engine.core.repetition import RepetitionDetection
 from triolet.engine.device_wire import (
     Failure,
     FrameBuffer,
@@ -19,6 +24,20 @@ from triolet.engine.device_wire import (
     receive_frame,
 )
 
+ASKED: dict[str, Any] = {
+    "presence_penalty": 0.5,
+    "logit_bias": {3: -1.5},
+    "allowed_token_ids": [1, 2],
+    "bad_words": "x",
+    "bad_word_token_ids": [[1, 2], [3]],
+    "logprobs": 2,
+    "prompt_logprobs": 0,
+    "repetition_detection": RepetitionDetection(max_pattern_size=3),
+    "grammar": GrammarSpec.json_schema({"type": "string"}, any_whitespace=False),
+}
+LOGPROBS = TokenLogprobs(
+    token_id=TokenId(2), logprob=-0.5, rank=1, top_token_ids=(TokenId(2),), top_logprobs=(float("-inf"),)
+)
 FAILURE = Failure(kind="OSError", message="ü", out_of_memory=True)
 FRAMES = [encode(Kind.READY), encode(Kind.STEP_FAILED, FAILURE), encode(Kind.STARTED, "x" * 300)]
 
@@ -57,8 +76,9 @@ def test_a_plan_and_a_result_arrive_as_they_were() -> None:
         num_prompt_tokens=3,
         num_computed=0,
         block_tables=((7, None), (8,)),  # type: ignore[arg-type]
-        sampling=SamplingParams(n=2, temperature=0.3, stop="end", stop_token_ids=[5], seed=-(2**63)),
+        sampling=SamplingParams(n=2, temperature=0.3, stop="end", stop_token_ids=[5], seed=-(2**63), **ASKED),
         seed=2**63 - 1,
+        prompt_logprobs_from=1,
     )
     plan = StepPlan(step=9, num_tokens=3, num_sequences=1, joined=(joined,), left=(4,), copy_sources=(1,))  # type: ignore[arg-type]
     result = StepResult(
@@ -67,6 +87,8 @@ def test_a_plan_and_a_result_arrive_as_they_were() -> None:
         token_ids=(2,),  # type: ignore[arg-type]
         candidates=((1, (2, 3), (-0.5, float("-inf"))),),  # type: ignore[arg-type]
         failed=((1, "why"),),  # type: ignore[arg-type]
+        logprobs=(LOGPROBS,),
+        prompt_logprobs=((1, (1, (LOGPROBS, LOGPROBS))),),  # type: ignore[arg-type]
         seconds=0.25,
     )
     [(_, first), (_, second)] = FrameBuffer().feed(encode(Kind.PLAN, plan) + encode(Kind.RESULT, result))

@@ -18,7 +18,7 @@ from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.request import Request
 from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
 from triolet.kvcache.manager import KVCacheManager
-from triolet.model.grammar import Grammars, grammars_of
+from triolet.model.grammar import Grammars, Vocabulary, grammars_of
 from triolet.model.kv import KVTensors
 from triolet.model.llama import LlamaModel
 from triolet.model.runner import ModelRunner
@@ -300,3 +300,28 @@ def test_a_token_that_does_not_fit_leaves_no_other(grammars: Grammars) -> None:
     allowed = matcher.allowed()
     assert allowed is not None
     assert not allowed.any()
+
+
+def test_preparing_in_advance_leaves_nothing_to_do() -> None:
+    """The vocabulary is read once, whoever comes first; a failure is only logged, and raised where it is asked for."""
+    calls = []
+
+    def load() -> Vocabulary:
+        calls.append(1)
+        return Vocabulary(size=3, texts=[b"a", b"b"], end_token_ids=[2])
+
+    grammars = Grammars(load)
+    grammars.prepare_soon()
+    matcher = grammars.matcher(GrammarSpec.choice(["ab"]))
+    allowed = matcher.allowed()
+    assert allowed is not None
+    assert allowed.tolist() == [True, False, False]
+    assert calls == [1]
+
+    def fail() -> Vocabulary:
+        raise OSError("gone")
+
+    broken = Grammars(fail)
+    broken.prepare_soon()
+    with pytest.raises(OSError, match="gone"):
+        broken.compile(GrammarSpec.choice(["ab"]))
