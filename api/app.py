@@ -86,7 +86,7 @@ class _Routes:
         return Response(body, content_type=content_type)
 
     async def openapi(self) -> Response:
-        return _answer(document(self._service.version), 200)
+        return _answer(document(self._service.version, self._service.config.root_path), 200)
 
     async def models(self) -> Response:
         return _json({"object": "list", "data": [self._card(name) for name in self._service.model_names]})

@@ -16,6 +16,7 @@ from ..engine.config import EngineConfig
 from ..engine.core.errors import ConfigurationError, StartError
 from .bench.cli import app as bench
 from .config import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerConfig, parse_size
+from .config_file import apply_config_file
 from .planning import PlanOptions
 
 SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size", "--memory", "--activations")
@@ -36,7 +37,7 @@ def _read_sizes(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
             ]
 
 
-app = App(name="triolet", version=__version__, help=HELP, config=_read_sizes)
+app = App(name="triolet", version=__version__, help=HELP, config=(apply_config_file, _read_sizes))
 app.command(bench)
 
 _SERVER = Group.create_ordered("Server")

@@ -3,8 +3,10 @@
 Imports the engine's errors, attrs, and cyclopts' `Parameter` (names of environment variables); no trio, no torch.
 """
 
+import json
 import math
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -69,6 +71,23 @@ def _metric_prefix(_: object, attribute: "attrs.Attribute[Any]", value: str) -> 
         raise ConfigurationError(f"{_flag(attribute)} takes letters, digits, `_` and `:`, not {value!r}.")
 
 
+def _names(value: Iterable[str]) -> tuple[str, ...]:
+    """Given one by one, or as a JSON list, which is how vLLM takes them."""
+    names = tuple(value)
+    if len(names) == 1 and names[0].lstrip().startswith("["):
+        try:
+            listed = json.loads(names[0])
+        except ValueError:
+            return names
+        return tuple(map(str, listed))
+    return names
+
+
+def _root_path(_: object, __: object, value: str) -> None:
+    if value and not (value.startswith("/") and not value.endswith("/") and "//" not in value and value.isascii()):
+        raise ConfigurationError(f"--root-path must begin with a slash and not end with one, not {value!r}.")
+
+
 @attrs.frozen(kw_only=True)
 class ServerConfig:
     """How to listen, whom to let in, and how long to wait for clients."""
@@ -77,6 +96,27 @@ class ServerConfig:
     """The address to listen on; 0.0.0.0 is every IPv4 address of this machine."""
     port: int = attrs.field(default=8000, validator=_port)
     """The port to listen on; 0 takes a free one and prints it."""
+    uds: str | None = None
+    """A socket file to listen on instead of a port; only its owner may connect."""
+    root_path: str = attrs.field(default="", validator=_root_path)
+    """Where a proxy puts the server (/llm): requests are taken with this in front of their path, and without."""
+    allowed_origins: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = attrs.field(
+        default=(), converter=_names, validator=_no_empty
+    )
+    """A web origin (https://example.org) whose pages may call the server; several times, or * for all. None by
+    default: any page could otherwise use a server without keys that its reader can reach."""
+    allowed_methods: Annotated[tuple[str, ...], Parameter(negative=())] = attrs.field(
+        default=("*",), converter=_names, validator=_no_empty
+    )
+    """A method that such pages may use; several times, or * for all."""
+    allowed_headers: Annotated[tuple[str, ...], Parameter(negative=())] = attrs.field(
+        default=("*",), converter=_names, validator=_no_empty
+    )
+    """A header that such pages may send; several times, or * for all."""
+    allow_credentials: bool = False
+    """Let such pages send cookies; takes origins by name."""
+    config: str | None = None
+    """A YAML file with flags (port: 8000); those on the command line go before it."""
     api_key: Annotated[tuple[str, ...], Parameter(env_var=KEY_VARIABLE, negative=(), show_default=False)] = attrs.field(
         default=(), validator=_no_empty, repr=False
     )
@@ -133,3 +173,7 @@ class ServerConfig:
     """Whether clients must show a certificate; by default they must when --ssl-ca-certs is given."""
     ssl_ciphers: str | None = None
     """OpenSSL's list of ciphers for TLS 1.2."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigurationError("--allow-credentials takes --allowed-origins by name, not *.")

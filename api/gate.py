@@ -64,6 +64,7 @@ class Gate:
             raise VersionRefused("This server speaks HTTP/1.1 only.")
         if not scope["path"].startswith("/"):
             scope["path"] = urlsplit(scope["path"]).path or "/"
+        self._strip_root(scope)
         authorization = header(scope["headers"], b"authorization") or b""
         scope[CALLER] = self._keys.admit(authorization, scope["raw_path"], scope["path"])
         if len(scope["headers"]) > MAX_HEADERS:
@@ -72,6 +73,15 @@ class Gate:
         if route is not None and scope["method"] != "POST":
             raise MethodNotAllowed(f"{scope['path']} answers POST, not {scope['method'][:32]}.", allow="POST")
         return route
+
+    def _strip_root(self, scope: Scope) -> None:
+        """Take off what a proxy has left in front: from here on the request is as one that came without."""
+        root = self._config.root_path
+        if root and scope["path"].startswith(root + "/"):
+            scope["path"] = scope["path"][len(root) :]
+            raw, prefix = scope["raw_path"], root.encode()
+            if raw.startswith(prefix + b"/"):
+                scope["raw_path"] = raw[len(prefix) :]
 
 
 async def _refuse(error: TrioletError, receive: Receive, send: Send) -> None:

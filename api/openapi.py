@@ -73,8 +73,8 @@ EVERYWHERE = (400, 401, 403, 408, 413, 431)
 
 
 @cache
-def document(version: str) -> bytes:
-    """The document, OpenAPI 3.1."""
+def document(version: str, root_path: str = "") -> bytes:
+    """The document, OpenAPI 3.1. `root_path`: where a proxy puts the server."""
     types = [operation.body for operation in OPERATIONS if operation.body is not None]
     _, schemas = msgspec.json.schema_components([*types, ErrorBody], ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
@@ -85,6 +85,7 @@ def document(version: str) -> bytes:
         {
             "openapi": "3.1.0",
             "info": {"title": "Triolet", "version": version, "license": {"name": "Apache-2.0"}},
+            **({"servers": [{"url": root_path}]} if root_path else {}),
             "paths": paths,
             "components": {"schemas": schemas, "securitySchemes": {"key": key}},
             "security": [{"key": []}, {}],

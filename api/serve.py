@@ -108,6 +108,7 @@ async def serve(
 
 async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nursery, version: str) -> None:
     from .app import build_app
+    from .cors import Cors
     from .gate import Gate
     from .generate import GenerateRoute
     from .jobs import JOBS
@@ -119,13 +120,14 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
         routes={path: GenerateRoute(service, make_job) for path, make_job in JOBS.items()},
         rest=build_app(service),  # type: ignore[arg-type]
     )
-    url = await nursery.start(run.server.run, gate)
+    app = Cors(run.config, gate) if run.config.allowed_origins else gate
+    url = await nursery.start(run.server.run, app)
     nursery.start_soon(log_throughput, engine.stats)
     nursery.start_soon(watch_lag, metrics.lagged)
     run.started = True
     gc.freeze()  # Modules and tables stay anyway; a full collection that looks at them stops every stream for 0.1 s.
     log.info("serving %s on %s", ", ".join(service.model_names), url)
-    print(f"Triolet is ready: {url}/v1", file=sys.stdout, flush=True)
+    print(f"Triolet is ready: {url if run.config.uds else url + '/v1'}", file=sys.stdout, flush=True)
 
 
 async def _watch_signals(

@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import socket
+import stat
 from contextlib import suppress
 from functools import partial
 
@@ -79,6 +80,32 @@ def _bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def _bind_file(path: str) -> socket.socket:
+    """A socket file that only its owner can open. One that nobody listens on any more is replaced. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        sock.setblocking(False)
+        _remove_stale(path)
+        sock.bind(path)
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(before)
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    if not (os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode)):
+        return  # What is no socket stays: binding then says why it cannot be done.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+
+
 class Server:
     """Binds on construction; serves in `run`; ends in `stop`."""
 
@@ -88,11 +115,13 @@ class Server:
         self._tls = tls_context(config, self._config.alpn_protocols)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_connections = max(1, min(config.max_connections, descriptors - SPARE_DESCRIPTORS))
+        self._file = config.uds
+        self._closed = False
+        flags = f"--host {config.host} --port {config.port}" if config.uds is None else f"--uds {config.uds}"
         try:
-            self._socket = _bind(config.host, config.port)
+            self._socket = _bind(config.host, config.port) if config.uds is None else _bind_file(config.uds)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigurationError(f"Cannot listen on --host {config.host} --port {config.port}: {reason}.") from None
+            raise ConfigurationError(f"Cannot listen on {flags}: {error.strerror or error}.") from None
         self._policy = WritePolicy(timeout_s=config.write_timeout)
         self._context = WorkerContext(None)
         self._accepting = trio.CancelScope()
@@ -101,12 +130,16 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port that was given, or found where it was 0."""
+        """The port that was given, or found where it was 0; 0 for a socket file."""
+        if self._file is not None:
+            return 0
         return int(self._socket.getsockname()[1])
 
     @property
     def url(self) -> str:
         """Where to reach it."""
+        if self._file is not None:
+            return f"unix:{self._file}"
         host, port = self._socket.getsockname()[:2]
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://[{host}]:{port}" if self._socket.family == socket.AF_INET6 else f"{scheme}://{host}:{port}"
@@ -122,7 +155,11 @@ class Server:
         return len(self._policy.blocked)
 
     def close(self) -> None:
-        """Give the address back without having served."""
+        """Give the address back. A socket file goes with it."""
+        if self._file is not None and not self._closed:
+            with suppress(FileNotFoundError):
+                os.unlink(self._file)
+        self._closed = True
         self._socket.close()
 
     async def run(self, app: Asgi, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
