@@ -49,6 +49,9 @@ TASKS_MAX = 2 * STREAMS_MAX
 
 HEAD_BYTES_MAX = 64 * 1024
 
+FRAME_BYTES_MAX = 16 * 1024
+"""Of a client's frames: what the protocol begins with, and we announce nothing else."""
+
 UNSENT_BYTES_MAX = 256 * 1024
 """Past this, of answers to a client's own frames, nothing more is read from it until it reads."""
 
@@ -73,6 +76,32 @@ class _Stream:
     """The whole response has been sent."""
     gone: bool = False
     """Nothing more can be sent."""
+
+
+class _FrameLengths:
+    """Follows the frames in the bytes that come. The library looks at a frame's length once it has all of it, and would
+    hold 16 MiB until then."""
+
+    def __init__(self) -> None:
+        self._num_to_skip = len(PREFACE)
+        self._head = b""
+
+    def are_allowed(self, data: bytes) -> bool:
+        at = 0
+        while at < len(data):
+            if self._num_to_skip:
+                skipped = min(self._num_to_skip, len(data) - at)
+                self._num_to_skip -= skipped
+                at += skipped
+                continue
+            part = data[at : at + 9 - len(self._head)]
+            self._head += part
+            at += len(part)
+            if len(self._head) == 9:
+                self._num_to_skip, self._head = int.from_bytes(self._head[:3], "big"), b""
+                if self._num_to_skip > FRAME_BYTES_MAX:
+                    return False
+        return True
 
 
 class Http2:
@@ -112,6 +141,7 @@ class Http2:
         self._streams: dict[int, _Stream] = {}
         self._closed = False
         self._h2 = h2.connection.H2Connection(config=h2.config.H2Configuration(client_side=False, header_encoding=None))
+        self._frames = _FrameLengths()
         self._h2.local_settings = Settings(
             client=False,
             initial_values={
@@ -131,6 +161,9 @@ class Http2:
         if isinstance(event, Closed):
             await self._close()
         elif isinstance(event, RawData) and not self._closed:
+            if not self._frames.are_allowed(event.data):
+                await self._end(ErrorCodes.FRAME_SIZE_ERROR)
+                return
             try:
                 events = self._h2.receive_data(event.data)
             except h2.exceptions.ProtocolError:
@@ -138,6 +171,8 @@ class Http2:
                 await self._send(Closed())
                 return
             for received in events:
+                if self._closed:
+                    return
                 await self._receive(received)
             self._flush()
             while len(self._unsent) > UNSENT_BYTES_MAX and not self._closed:
@@ -177,9 +212,7 @@ class Http2:
             self._reset(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
             return
         if self._num_tasks() > TASKS_MAX:
-            self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-            self._flush()
-            await self._send(Closed())
+            await self._end(ErrorCodes.ENHANCE_YOUR_CALM)
             return
         client, server = self._addresses
         stream = _Stream(
@@ -297,6 +330,12 @@ class Http2:
         self._written.set()
         for stream in list(self._streams.values()):
             await self._drop(stream)
+
+    async def _end(self, code: ErrorCodes) -> None:
+        with suppress(h2.exceptions.ProtocolError):
+            self._h2.close_connection(code)
+        self._flush()
+        await self._send(Closed())
 
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         with suppress(h2.exceptions.ProtocolError):

@@ -9,6 +9,7 @@ from ...engine.config import EngineConfig
 from ...engine.core.errors import ConfigurationError
 from .options import (
     BatchOptions,
+    CancelOptions,
     LengthOptions,
     LoadOptions,
     OutputOptions,
@@ -33,6 +34,7 @@ Report = Annotated[ReportOptions, Parameter(name="*", group=_REPORT)]
 
 Output = Annotated[OutputOptions, Parameter(name="*", group=_REPORT)]
 Batches = Annotated[BatchOptions, Parameter(name="*", group=_LOAD)]
+Cancels = Annotated[CancelOptions, Parameter(name="*", group=_LOAD)]
 Requests = Annotated[ThroughputOptions, Parameter(name="*", group=_LOAD)]
 Startup = Annotated[StartupOptions, Parameter(name="*", group=_SERVERS)]
 Engine = Annotated[EngineConfig, Parameter(name="*", group=_ENGINE)]
@@ -43,6 +45,7 @@ LOAD = LoadOptions()
 REPORT = ReportOptions()
 OUTPUT = OutputOptions()
 BATCHES = BatchOptions()
+CANCELS = CancelOptions()
 REQUESTS = ThroughputOptions()
 STARTUP = StartupOptions()
 ENGINE = EngineConfig()
@@ -83,6 +86,18 @@ def cases(
     if rounds is not None and rounds < 1:
         raise ConfigurationError(f"--rounds must be at least 1, not {rounds}.")
     return trio.run(partial(run_cases, servers, lengths, report, only=only, rounds=rounds))
+
+
+@app.command
+def cancel(
+    *, servers: Servers = SERVERS, cancels: Cancels = CANCELS, lengths: Lengths = LENGTHS, report: Output = OUTPUT
+) -> int:
+    """What a server goes on doing for a client that has left: tokens, and time until its slot serves somebody else."""
+    import trio
+
+    from .cancelling import cancel
+
+    return trio.run(cancel, servers, cancels, lengths, report)
 
 
 @app.command

@@ -186,6 +186,24 @@ class StartupOptions:
 
 
 @attrs.frozen(kw_only=True)
+class CancelOptions:
+    """Streams that are left."""
+
+    trials: int = attrs.field(default=5, validator=at_least(1))
+    """How often a stream is left; the median counts."""
+    slots: int = attrs.field(default=1, validator=at_least(1))
+    """Streams that the server runs at a time: so many are opened, one of them is left, and another takes its place."""
+    after_events: int = attrs.field(default=16, validator=at_least(1))
+    """Events of the stream that are read before it is left."""
+    input_len: int = attrs.field(default=64, validator=at_least(1))
+    """Tokens of a prompt."""
+    output_len: int = attrs.field(default=512, validator=at_least(1))
+    """Tokens that each stream would have had."""
+    quiet: float = attrs.field(default=1.0, validator=above_zero)
+    """Seconds without a new token after which the server is done."""
+
+
+@attrs.frozen(kw_only=True)
 class OutputOptions:
     """What comes out beside the table."""
 

@@ -159,6 +159,10 @@ class Http2Client(Client):
         """Streams whose windows are not opened again."""
         self.reset_streams: set[int] = set()
         """Those that the server has reset."""
+        self.bodies: dict[int, bytes] = {}
+        """Of other streams than the last."""
+        self.goaway_code: int | None = None
+        self._window_moved = trio.Event()
 
     async def _flush(self) -> None:
         if data := self._h2.data_to_send():
@@ -176,6 +180,19 @@ class Http2Client(Client):
             self._h2.send_data(self.stream_id, part, end_stream=not num_kept and start + size >= len(content))
         await self._flush()
 
+    async def ask_long(self, path: str, body: Mapping[str, Any]) -> None:
+        """Send a request whose body may be longer than the server's window; somebody must read meanwhile."""
+        content = json.dumps(body).encode()
+        await self._ask("POST", path, b" ", {}, num_kept=1)
+        while content:
+            size = min(self._h2.local_flow_control_window(self.stream_id), self._h2.max_outbound_frame_size)
+            if size == 0:
+                await self._window_moved.wait()
+                continue
+            self._h2.send_data(self.stream_id, content[:size], end_stream=size >= len(content))
+            content = content[size:]
+            await self._flush()
+
     async def _read(self) -> None:
         for event in self._h2.receive_data(await self._receive()):
             match event:
@@ -185,13 +202,19 @@ class Http2Client(Client):
                 case h2.events.DataReceived(stream_id=self.stream_id):
                     self.body += event.data
                     self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                case h2.events.DataReceived() if event.stream_id not in self.unread:
+                    self.bodies[event.stream_id] = self.bodies.get(event.stream_id, b"") + event.data
+                    self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 case h2.events.StreamEnded(stream_id=self.stream_id):
                     self.ended = True
                 case h2.events.StreamReset():
                     self.reset_streams.add(event.stream_id)
                     self.ended = self.ended or event.stream_id == self.stream_id
                 case h2.events.ConnectionTerminated():
-                    self.ended = True
+                    self.ended, self.goaway_code = True, event.error_code
+                case h2.events.WindowUpdated():
+                    self._window_moved.set()
+                    self._window_moved = trio.Event()
         await self._flush()
 
     async def leave(self, way: str) -> None:

@@ -12,7 +12,8 @@ import attrs
 import trio
 import trio.testing
 
-from tests.engine.simulated import ByteDecoder, ByteTokenizer, SimulatedDevice, Simulation, simulate
+from property_tests.memory import MemoryDevice
+from tests.engine.simulated import ByteDecoder, ByteTokenizer, EchoMemory, SimulatedDevice, Simulation, simulate
 from triolet.api.config import ServerConfig
 from triolet.api.serve import Run, serve
 from triolet.engine.config import EngineConfig
@@ -175,6 +176,8 @@ async def staged(
     max_num_queued_reqs: int = 16,
     fail_at: int | None = None,
     step_freely: bool = False,
+    step_s: float = 0.0,
+    runner: type[MemoryDevice] = EchoMemory,
     check: bool = True,
     signals: bool = False,
     **config: Any,
@@ -187,8 +190,9 @@ async def staged(
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_queued_reqs=max_num_queued_reqs,
-        step_s=0,
+        step_s=step_s,
         fail_at=fail_at,
+        runner=runner,
         tokenizer=tokenizer,
     )
     device = SteppedDevice(simulation.device)
