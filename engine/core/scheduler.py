@@ -15,16 +15,16 @@ from collections import deque
 import attrs
 
 from ...kvcache.manager import KVCacheManager
-from .beams import BeamSearch, Candidates
+from .answers import Answers
+from .beams import BeamSearch
 from .deadlines import Deadlines
-from .events import Finished, FinishReason, StepEvents
-from .ids import RequestId, SequenceId, TokenId
-from .logprobs import TokenLogprobs
+from .events import FinishReason, StepEvents
+from .ids import RequestId, SequenceId
 from .outbox import Outbox
 from .plan import StepPlan, StepResult
 from .planner import Planner, SchedulerConfig
 from .policy import FcfsPolicy, Policy
-from .request import Group, Request, Sequence, State, new_detector, new_group
+from .request import Group, Request, Sequence, new_group
 from .running import RunningSet
 from .stats import SchedulerStats
 
@@ -60,10 +60,12 @@ class Scheduler:
             stats=self.stats,
             expire=lambda sequence: self.abort(sequence.request.id, FinishReason.TIMEOUT),
         )
-        self._groups: dict[RequestId, Group] = {}
+        self._answers = Answers(
+            cache=cache, waiting=self._waiting, running=self._running, outbox=self._outbox, stats=self.stats
+        )
+        self._groups = self._answers.groups
         self._deadlines = Deadlines(self._groups)
         self._in_flight: deque[_InFlight] = deque()
-        self._samples: dict[SequenceId, list[tuple[TokenId, TokenLogprobs | None]]] = {}
         self._num_arrivals = 0
         self._step = 0
         self._fastest_step_s = math.inf  # none has landed yet
@@ -132,7 +134,7 @@ class Scheduler:
             return
         for sequence in tuple(group.sequences):
             if choice is None or sequence.choice == choice or group.beams is not None:
-                self._end(sequence, reason, message=message, never_admitted=never_admitted)
+                self._answers.end(sequence, reason, message=message, never_admitted=never_admitted)
 
     def expire(self, now: float) -> None:
         """End whose time is over. `plan` does it too; alone, it is for a time in which nothing can be planned."""
@@ -177,7 +179,7 @@ class Scheduler:
         num_wasted = 0
         for sampled_id, tokens, log_probabilities in result.candidates:
             if (beam := by_id.get(sampled_id)) is not None:
-                self._take_candidates(beam, (tokens, log_probabilities))
+                self._answers.take_candidates(beam, (tokens, log_probabilities))
         for prompt_id, prompt_logprobs in result.prompt_logprobs:
             if (prompt := by_id.get(prompt_id)) is not None:
                 prompt.group.take_prompt_logprobs(prompt_logprobs)
@@ -188,9 +190,9 @@ class Scheduler:
             if found is None:  # it ended, or was preempted, while the step was in flight
                 num_wasted += 1
             elif found.num_slots > 1:
-                self._sample(found, token, logprobs)
+                self._answers.sample(found, token, logprobs)
             else:
-                self._accept(found, token, logprobs)
+                self._answers.accept(found, token, logprobs)
         self.stats.wasted_tokens += num_wasted
         self.stats.generation_tokens += len(result.sequences) - num_wasted
         for sequence_id, message in result.failed:
@@ -225,7 +227,7 @@ class Scheduler:
         if self._in_flight:
             self._cache.land(self._in_flight[-1].step)
         self._in_flight.clear()
-        self._samples.clear()
+        self._answers.forget_samples()
         self._running.left.clear()
         self._cache.take_copies()
 
@@ -241,144 +243,6 @@ class Scheduler:
         if blocks > self._cache.num_blocks:
             return f"{num_answers} beams of {group.most_tokens} tokens need more than the whole KV cache."
         return None
-
-    # Tokens
-
-    def _accept(self, sequence: Sequence, token: TokenId, logprobs: TokenLogprobs | None) -> None:
-        """One more token is known; it may be the last."""
-        tokens = sequence.tokens
-        group = sequence.group
-        params = group.request.params
-        if len(tokens) % self._cache.block_size == 0:  # the step wrote the last slot of a block
-            self._cache.store(sequence.blocks, tokens, len(tokens))
-        tokens.append(token)
-        # A grammar lets an end token come only where the answer is complete.
-        if token in group.end_tokens and (sequence.num_output_tokens >= params.min_tokens or params.grammar):
-            self._end(sequence, FinishReason.STOP, end_token=token, end_logprobs=logprobs)
-            return
-        self._outbox.token(group.request.id, token, sequence.choice, logprobs)
-        if sequence.repetition is not None and sequence.repetition.push(tokens, len(group.request.prompt_token_ids)):
-            self._end(sequence, FinishReason.REPETITION)
-        elif len(tokens) >= group.most_tokens:
-            self._end(sequence, FinishReason.LENGTH)
-
-    def _sample(self, sequence: Sequence, token: TokenId, logprobs: TokenLogprobs | None) -> None:
-        """One of several first tokens; with the last of them the sequence forks, sharing the partial block too."""
-        samples = self._samples.setdefault(sequence.device_id, [])
-        samples.append((token, logprobs))
-        if len(samples) < sequence.num_slots:
-            return
-        del self._samples[sequence.device_id]
-        sequence.num_slots = 1
-        self._running.move(sequence, State.DECODING)
-        sequence.limit = sequence.num_computed  # ask the cache before writing: the last block is shared now
-        answers = [sequence, *(self._fork(sequence, choice, State.DECODING) for choice in range(1, len(samples)))]
-        for answer, sampled in zip(answers, samples, strict=True):
-            self._accept(answer, *sampled)
-
-    def _fork(self, sequence: Sequence, choice: int, state: State) -> Sequence:
-        """A second sequence with the same past, which shares every block; it joins the batch with the next plan."""
-        fork = Sequence(
-            group=sequence.group,
-            choice=choice,
-            blocks=self._cache.fork(sequence.blocks),
-            tokens=list(sequence.tokens),
-            num_computed=sequence.num_computed,
-            limit=sequence.num_computed,
-            repetition=new_detector(sequence.request),
-        )
-        sequence.group.sequences.append(fork)
-        self._running.enter(fork, state)
-        return fork
-
-    def _take_candidates(self, beam: Sequence, candidates: Candidates) -> None:
-        """A beam has reported; once all have, the best continuations become the beams of the next round."""
-        search = beam.group.beams
-        if search is None:
-            raise AssertionError(f"{beam.request.id} searches no beams")
-        self.stats.generation_tokens += 1
-        if not search.report(beam, candidates):
-            return
-        parents = tuple(beam.group.sequences)
-        for parent in parents:
-            if len(parent.tokens) % self._cache.block_size == 0:
-                self._cache.store(parent.blocks, parent.tokens, len(parent.tokens))
-        continuations = search.advance()
-        if not continuations:
-            self._end_search(beam.group, search)
-            return
-        beams = []
-        for choice, continuation in enumerate(continuations):
-            fork = self._fork(continuation.parent, choice, State.PREFILLING)
-            fork.tokens.append(continuation.token)
-            beams.append(fork)
-        # A round may leave fewer beams than the next one makes: together they hold the slots of all.
-        beams[0].num_slots = beam.request.params.n - len(beams) + 1
-        search.start(beams, [continuation.log_probability for continuation in continuations])
-        for parent in parents:  # after the forks, so that the last heir of a block writes it in place
-            self._drop(parent)
-
-    def _end_search(self, group: Group, search: BeamSearch) -> None:
-        """All at once: the answers' tokens, then their ends, best first."""
-        for sequence in tuple(group.sequences):
-            self._drop(sequence)
-        del self._groups[group.request.id]
-        for choice, answer in enumerate(search.answers):
-            for token in answer.tokens:
-                self._outbox.token(group.request.id, token, choice)
-            finished = Finished(
-                request=group.request.id,
-                reason=FinishReason.STOP if answer.by_end_token else FinishReason.LENGTH,
-                choice=choice,
-                last=choice == len(search.answers) - 1,
-                num_output_tokens=answer.num_tokens,
-                score=answer.score,
-            )
-            self._outbox.finished.append(finished)
-
-    def _drop(self, sequence: Sequence) -> None:
-        """Out of its group and out of the running, its blocks back."""
-        self._samples.pop(sequence.device_id, None)
-        self._running.leave(sequence, State.ENDED)
-        self._cache.release(sequence.blocks)
-        sequence.group.sequences.remove(sequence)
-
-    # Ends
-
-    def _end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        *,
-        end_token: TokenId | None = None,
-        end_logprobs: TokenLogprobs | None = None,
-        message: str | None = None,
-        never_admitted: bool = False,
-    ) -> None:
-        """The one way out for good: blocks back, then its end is said."""
-        group = sequence.group
-        if sequence.state is State.WAITING:
-            sequence.state = State.ENDED
-            self._waiting.remove(sequence)
-            group.sequences.remove(sequence)
-        else:
-            self._drop(sequence)
-        last = not group.sequences
-        if last:
-            del self._groups[group.request.id]
-        finished = Finished(
-            request=group.request.id,
-            reason=reason,
-            choice=sequence.choice,
-            last=last,
-            stop_token=end_token if end_token in group.request.params.stop_token_ids else None,
-            end_token=end_token,
-            end_logprobs=end_logprobs,
-            num_output_tokens=sequence.num_output_tokens,
-            message=message,
-            never_admitted=never_admitted,
-        )
-        self._outbox.finished.append(finished)
 
     def check(self) -> None:
         """Assert what holds between calls; for tests and for a loop that idles."""
