@@ -151,8 +151,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             )
         if self.use_beam_search and self.echo:
             raise InvalidRequest("echo cannot be combined with use_beam_search.", param="echo")
-        if (grammar := self.grammar) is not None:
-            raise InvalidRequest(f"{grammar.param} is not supported by this server.", param=grammar.param)
 
     def sampling(
         self,
@@ -168,6 +166,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         """
         given: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
         given["seed"] = None if self.seed == -1 else self.seed
+        given["grammar"] = self.grammar
         if (limits := self.repetition_detection) is not None:
             given["repetition_detection"] = RepetitionDetection(
                 max_pattern_size=limits.max_pattern_size,

@@ -184,11 +184,6 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content[0].refusal is required.",
     ),
     (
-        chat(response_format={"type": "json_object"}),
-        "response_format",
-        "response_format is not supported by this server.",
-    ),
-    (
         chat(stream=True, stream_options={"include_usage": 1}),
         "stream_options.include_usage",
         "stream_options.include_usage is malformed",

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from triolet.engine.core.events import FinishReason
+from triolet.engine.core.grammar import GrammarSpec
 from triolet.engine.core.repetition import RepetitionDetection
 from triolet.engine.prompt import ChatPrompt, Cut, InfillPrompt, TextPrompt, TokenPrompt
 
@@ -211,3 +212,43 @@ async def test_tokens_are_spelled_where_asked() -> None:
         body = {"messages": chat()["messages"], "continue_final_message": True}
         assert (await rig.post("/tokenize", body)).status_code == 400
         assert (await rig.post("/tokenize", {**body, "add_generation_prompt": False})).status_code == 200
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, GrammarSpec.json_object()),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
+        GrammarSpec.json_schema(SCHEMA),
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}}},
+        GrammarSpec.json_schema(SCHEMA, strict=False),
+    ),
+    (
+        {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+        GrammarSpec.structural_tag({"type": "structural_tag", "format": {"type": "any_text"}}),
+    ),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+        GrammarSpec.json_schema(SCHEMA, any_whitespace=False),
+    ),
+    ({"structured_outputs": {"json": "{}"}}, GrammarSpec.json_schema({})),
+    ({"structured_outputs": {"json_object": True}}, GrammarSpec.json_object()),
+    ({"structured_outputs": {"regex": "a+"}}, GrammarSpec.regex("a+")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, GrammarSpec.choice(["a", "b"])),
+    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, GrammarSpec.ebnf('root ::= "a"')),
+    ({"structured_outputs": {"structural_tag": '{"format": {}}'}}, GrammarSpec.structural_tag({"format": {}})),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BOTH)
+@pytest.mark.parametrize(("fields", "grammar"), FORMS)
+async def test_the_form_of_an_answer_reaches_the_engine(
+    path: str, body: dict[str, Any], fields: dict[str, Any], grammar: GrammarSpec | None
+) -> None:
+    """OpenAI's response_format and vLLM's structured_outputs, as one constraint."""
+    async with serving() as rig:
+        assert (await rig.post(path, {**body, **fields})).status_code == 200
+        assert rig.engine.seen[0].params.grammar == grammar
