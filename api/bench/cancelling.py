@@ -5,7 +5,7 @@ Imports trio through the client. A trial is one stream that is read for a while 
 - **Tokens, counted**: where the server has a counter of generated tokens in /metrics, its growth over the trial until
   it stands still, less the events that were read before leaving. Tokens that were on their way at that moment count as
   made afterwards, so a server that stops at once shows some few. Tokens that a server drops uncounted aren't seen;
-  where it counts those that it made in vain, they are added.
+  where it counts those that it made in vain, they are added (Triolet: also where they are among the others already).
 - **The slot**: as many streams as the server runs at a time are open, a short request waits behind them, and one
   stream is left: the time until the short request has its first byte, and how long it takes on an idle server.
 - **Tokens, probed**: where there is no counter, the difference of those times, at the stream's own rate.
@@ -31,8 +31,8 @@ from .report import number, write_json
 from .target import ServerUnusable, Target, get
 
 COUNTERS = re.compile(
-    r"^(?:vllm:generation_tokens_total|sglang:generation_tokens_total|llamacpp:tokens_predicted_total"
-    r"|tgi_request_generated_tokens_sum|triolet:(?:num_)?wasted_tokens_total)(?:\{[^}]*\})?\s+(\S+)",
+    r"^(?:\w+:generation_tokens_total|llamacpp:tokens_predicted_total|tgi_request_generated_tokens_sum"
+    r"|triolet:wasted_tokens_total)(?:\{[^}]*\})?\s+(\S+)",
     re.MULTILINE,
 )
 POLL_S = 0.05
