@@ -44,6 +44,9 @@ class EngineConfig:
     """Most tokens in a step."""
     long_prefill_token_threshold: int = attrs.field(default=0, validator=_at_least(0))
     """Most prompt tokens of one sequence in a step; 0 sets no limit below the step's."""
+    prefill_tokens_beside_decodes: int | None = attrs.field(default=None, validator=_at_least(0))
+    """Most prompt tokens in a step in which others decode: it bounds how long a stream stands still while a long prompt
+    arrives. None: 384 on a CPU, no limit on a GPU; 0 sets no limit."""
     block_size: int = attrs.field(default=16, validator=_at_least(1))
     """Tokens in a KV block."""
     kv_cache_memory: int | None = attrs.field(default=None, validator=_at_least(1))

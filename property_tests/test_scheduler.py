@@ -32,6 +32,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 20)),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 8])),
+        prefill_tokens_beside_decodes=draw(st.sampled_from([0, 0, 1, 4])),
         enable_prefix_caching=draw(st.booleans()),
         depth=draw(st.sampled_from([1, 1, 2, 3])),
         policy=draw(st.sampled_from(["fcfs", "fcfs", "priority", "fair"])),

@@ -1,6 +1,7 @@
 """Laws of the scheduler that a random load rarely shows: each in a load made for it (see world.py).
 
 S1  slots are held for all of a request's answers, and given back
+S2  a prompt that arrives beside streams holds them up for no longer than its share of a step takes
 S3  a better priority goes first and pushes a worse one out; fair keys get equal shares
 S4  nobody is preempted who need not be: prompts alone never push each other out; nobody is who fits
 S6  budget and blocks are used: a prompt gets as many tokens as they allow

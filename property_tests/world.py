@@ -36,6 +36,7 @@ class Shape:
     max_num_seqs: int = 4
     max_num_batched_tokens: int = 8
     long_prefill_token_threshold: int = 0
+    prefill_tokens_beside_decodes: int = 0
     enable_prefix_caching: bool = True
     depth: int = 1
     policy: str = "fcfs"
@@ -80,6 +81,7 @@ class World:
                 max_num_seqs=shape.max_num_seqs,
                 max_num_batched_tokens=shape.max_num_batched_tokens,
                 long_prefill_token_threshold=shape.long_prefill_token_threshold,
+                prefill_tokens_beside_decodes=shape.prefill_tokens_beside_decodes,
             ),
             self.cache,
             make_policy(shape.policy),

@@ -27,6 +27,7 @@ class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int = 0
+    prefill_tokens_beside_decodes: int = 0
 
 
 class Planner:
@@ -92,6 +93,8 @@ class Planner:
             sequence.num_computed += 1
         draft.budget -= len(running.decoding)
         draft.num_tokens += len(running.decoding)
+        if running.decoding and self.config.prefill_tokens_beside_decodes:
+            draft.budget = min(draft.budget, self.config.prefill_tokens_beside_decodes)
         return True
 
     def _grow_decode(self, sequence: Sequence, draft: Draft) -> None:
@@ -209,13 +212,13 @@ class Planner:
         return True
 
     def _fewest_steps(self, sequence: Sequence, match: PrefixMatch) -> int:
-        """Steps that it needs to its end if it gets the whole budget and ends as soon as it may."""
+        """Steps that it needs, not having begun, if it gets the whole budget and ends as soon as it may."""
         params = sequence.request.params
         may_end = not params.ignore_eos or params.stop_token_ids or params.stop
         fewest_tokens = max(1, params.min_tokens) if may_end else params.max_tokens or 1
         chunk = self._chunk(sequence, match.num_tokens, self.config.max_num_batched_tokens)
         prompt_steps = -(-(len(sequence.tokens) - match.num_tokens) // chunk)
-        return prompt_steps + max(0, fewest_tokens - sequence.num_output_tokens - 1)
+        return prompt_steps + fewest_tokens - 1
 
     # The end of a plan
 
@@ -225,6 +228,9 @@ class Planner:
         running.joining.clear()
         running.left.clear()
         landing = [(sequence, length) for sequence, length in draft.chunks if length]
+        if self._waiting.charges:
+            for sequence, length in (*landing, *((decoding, 1) for decoding in running.decoding)):
+                self._waiting.charge(sequence, length)
         for sequence, length in landing:
             sequence.num_computed += length
             if sequence.num_computed == len(sequence.tokens):
