@@ -211,16 +211,8 @@ async def staged(
 
     async def run_server(*, task_status: trio.TaskStatus[Run]) -> None:
         settings = ServerConfig(**{"port": 0, "shutdown_timeout": 0.0, **config})
-        status.append(
-            await serve(
-                EngineConfig(),
-                settings,
-                open_engine=open_engine,
-                version="9.9",
-                signals=signals,
-                task_status=task_status,
-            )
-        )
+        how: dict[str, Any] = {"open_engine": open_engine, "version": "9.9", "signals": signals}
+        status.append(await serve(EngineConfig(), settings, task_status=task_status, **how))
         ended.set()
 
     async with trio.open_nursery() as nursery:
