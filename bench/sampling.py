@@ -16,6 +16,7 @@ import msgspec
 import triolet.model.runner as runner_module
 from triolet.engine.build import RunnerOrder, make_ordered_runner
 from triolet.engine.config import EngineConfig
+from triolet.engine.core.grammar import GrammarSpec
 from triolet.engine.core.ids import RequestId, TokenId
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.request import Request
@@ -27,6 +28,7 @@ NUM_SEQUENCES = 32
 NUM_PROMPT_TOKENS = 128
 NUM_STEPS = 40
 
+SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 50}
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -38,6 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "… min_p, top_p, penalties": {"temperature": 0.8, "top_p": 0.95, "min_p": 0.02, **PENALTIES},
     "greedy, penalties": {"temperature": 0, **PENALTIES},
     "greedy, 5 logprobs": {"temperature": 0, "logprobs": 5},
+    "greedy, JSON schema": {"temperature": 0, "grammar": GrammarSpec.json_schema(SCHEMA)},
 }
 
 

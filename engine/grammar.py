@@ -16,8 +16,8 @@ from .core.grammar import GrammarSpec
 from .json_schema import why_not, why_not_regex
 from .nice_thread import run_nicely
 
-COMPILE_S = 10.0
-"""A constraint that takes longer is refused."""
+COMPILE_S = 20.0
+"""A constraint that takes longer is refused: some two seconds of work where cores are short (`nice_thread.py`)."""
 WAIT_S = 30.0
 """A request that waits longer for those before it is refused."""
 MAX_KNOWN = 4096

@@ -1,4 +1,4 @@
-"""A thread that gives way to all others: for work that nobody's tokens may wait for.
+"""A thread that gives way to others: for work that nobody's tokens may wait for.
 
 Imports trio. Trio's own worker threads are not made nice, because a thread cannot go back, and they are used again.
 """
@@ -12,14 +12,17 @@ from collections.abc import Callable
 import outcome
 import trio
 
-NICENESS = 19
+NICENESS = 10
+"""A tenth of the share of a thread of the device, where cores are short; at 19, a hundredth, it would not get through.
+"""
 
 
 async def run_nicely(prepare: Callable[[], object], work: Callable[[], object], ended: Callable[[], None]) -> object:
-    """What `work()` gives or raises, run in a thread of its own at the lowest priority, after `prepare()` at the usual
+    """What `work()` gives or raises, run in a thread of its own at a low priority, after `prepare()` at the usual
     one: a thread that holds the interpreter must not give way.
 
-    Cancellable: the thread then ends for nobody. `ended` is called in the event loop when it has, in any case.
+    Cancellable: the thread then ends for nobody, and the process not before it. `ended` is called in the event loop
+    when it has ended, in any case.
     """
     token, task = trio.lowlevel.current_trio_token(), trio.lowlevel.current_task()
     gone = False
@@ -45,5 +48,6 @@ async def run_nicely(prepare: Callable[[], object], work: Callable[[], object], 
         gone = True
         return trio.lowlevel.Abort.SUCCEEDED
 
-    threading.Thread(target=run, name="triolet nice thread", daemon=True).start()
+    # Not a daemon: the process would end in the middle of the library's work, and abort.
+    threading.Thread(target=run, name="triolet nice thread").start()
     return await trio.lowlevel.wait_task_rescheduled(abandon)
