@@ -99,7 +99,7 @@ async def build(
     tokenizers: list[ChatTokenizer] = []
 
     async def load_tokenizer() -> None:
-        tokenizers.append(await trio.to_thread.run_sync(_load_tokenizer, source))
+        tokenizers.append(await trio.to_thread.run_sync(_load_tokenizer, source, config.chat_template))
 
     try:
         async with trio.open_nursery() as nursery:
@@ -206,11 +206,11 @@ def _find_model(name: str | None, report: Progress) -> "ModelSource":
     return resolve_source(name, report)
 
 
-def _load_tokenizer(source: "ModelSource") -> ChatTokenizer:
+def _load_tokenizer(source: "ModelSource", chat_template: str | None) -> ChatTokenizer:
     """In a worker thread."""
     from ..model.tokenizer import load_tokenizer
 
-    return load_tokenizer(source)
+    return load_tokenizer(source, chat_template=chat_template)
 
 
 def _make_runner(

@@ -34,6 +34,8 @@ class EngineConfig:
 
     model: str | None = None
     """A folder, a .gguf file or a hub name (owner/name); None is the built-in model."""
+    chat_template: str | None = None
+    """A chat template in place of the model's own: a file, or the template itself."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The type of weights and KV cache; auto follows the model and the machine."""
     max_model_len: int | None = attrs.field(default=None, validator=_at_least(2))

@@ -5,11 +5,12 @@ per model, see `tokenizer_files.py`. A ChatTokenizer may be used from several th
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..engine.core.errors import InvalidRequest
+from ..engine.core.errors import ConfigurationError, InvalidRequest
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, IncrementalDecoder
 from .source import ModelSource
@@ -112,11 +113,24 @@ class ChatTokenizer:
         return self._detokenizer.start(prompt_ids, skip_special_tokens=skip_special_tokens)
 
 
-def load_tokenizer(source: ModelSource) -> ChatTokenizer:
-    """The tokenizer of a model. Slow (2 s) the first time, 0.1 s after. Raises ModelLoadError."""
+def load_tokenizer(source: ModelSource, *, chat_template: str | None = None) -> ChatTokenizer:
+    """The tokenizer of a model, its chat template the one that is given: a file, or the text of one.
+
+    Slow (2 s) the first time, 0.1 s after. Raises ModelLoadError; ConfigurationError for a file that cannot be read.
+    """
     from .tokenizer_files import stored_tokenizer
 
     tokenizer, settings = stored_tokenizer(source)
-    return ChatTokenizer(
-        tokenizer, chat_template=settings.get("chat_template"), special_tokens=settings.get("special_tokens")
-    )
+    template = settings.get("chat_template") if chat_template is None else _template_text(chat_template)
+    return ChatTokenizer(tokenizer, chat_template=template, special_tokens=settings.get("special_tokens"))
+
+
+def _template_text(given: str) -> str:
+    """What has a brace followed by one, a percent sign or a number sign is a template; anything else names a file."""
+    if any(mark in given for mark in ("{{", "{%", "{#")):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"--chat-template {given}: {reason}.") from None

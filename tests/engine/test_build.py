@@ -148,7 +148,7 @@ async def test_a_cancelled_start_ends_at_the_next_tensor(folder: Path) -> None:
 async def test_a_tokenizer_that_cannot_be_loaded_stops_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenizer and weights load at the same time; the error of either is the error."""
 
-    def broken(source: object) -> None:
+    def broken(source: object, chat_template: str | None) -> None:
         raise ModelLoadError("tokenizer.json is damaged")
 
     monkeypatch.setattr(build_module, "_load_tokenizer", broken)

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer
 
 from tests.model.tiny import CHAT_TEMPLATE, byte_tokenizer, write_folder, write_gguf, write_tokenizer
-from triolet.engine.core.errors import InvalidRequest, ModelLoadError
+from triolet.engine.core.errors import ConfigurationError, InvalidRequest, ModelLoadError
 from triolet.model.source import ModelSource, resolve_source
 from triolet.model.tokenizer import ChatTokenizer, load_tokenizer
 
@@ -256,3 +256,14 @@ def test_tokens_for_filling_in_are_found_by_their_spelling() -> None:
     part = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names[:3])}, unk_token="a"))
     assert ChatTokenizer(whole).infill_token_ids == (1, 2, 3)
     assert ChatTokenizer(part).infill_token_ids is None
+
+
+def test_a_template_of_ones_own_takes_the_place_of_the_models(builtin_source: ModelSource, tmp_path: Path) -> None:
+    """--chat-template: a file or the template itself; a file that cannot be read is named."""
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    file = tmp_path / "chat.jinja"
+    file.write_text(template)
+    for given in (template, str(file)):
+        assert load_tokenizer(builtin_source, chat_template=given).render([{"role": "user", "content": "x"}]) == "[x]"
+    with pytest.raises(ConfigurationError, match=r"--chat-template /nowhere.jinja: No such file or directory\."):
+        load_tokenizer(builtin_source, chat_template="/nowhere.jinja")
