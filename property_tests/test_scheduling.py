@@ -156,3 +156,29 @@ def test_s8_the_answers_of_a_request_draw_with_seeds_of_their_own(seed: int) -> 
     assert seeds[0] == seed
     assert len(set(seeds)) == 128
     assert all(-(2**63) <= each < 2**63 for each in seeds)
+
+
+@given(limit=st.integers(1, 10), length=st.integers(20, 80), num_streams=st.integers(1, 3))
+def test_s2_a_long_prompt_takes_no_more_of_a_step_than_its_share_beside_streams(
+    limit: int, length: int, num_streams: int
+) -> None:
+    """Beside decodes a step has at most `limit` prompt tokens, all of them used; without them the whole budget."""
+    world = World(
+        Shape(num_blocks=400, block_size=4, max_num_seqs=4, max_num_batched_tokens=40,
+              prefill_tokens_beside_decodes=limit, enable_prefix_caching=False)
+    )  # fmt: skip
+    streams = [world.records[world.submit([1, 2], forever(100))] for _ in range(num_streams)]
+    while not all(stream.given[0] for stream in streams):
+        world.step()
+    late = world.records[world.submit([1] * length, ONE)]
+    before = len(world.plans)
+    while late.finished is None:
+        world.step()
+    shares = [plan.num_tokens - num_streams for plan in world.plans[before:]]
+    assert shares == [limit] * (length // limit) + [length % limit] * bool(length % limit)
+    for stream in streams:
+        world.abort(stream.request.id)
+    alone = world.submit([2] * 30, ONE)
+    world.step()
+    assert world.plans[-1].num_tokens == 30
+    assert world.records[alone].finished is not None
