@@ -137,11 +137,8 @@ def make_ordered_runner(order: bytes, report: Progress) -> tuple[Runner, Loaded]
 
     asked = msgspec.msgpack.decode(order, type=RunnerOrder)
     source = ModelSource(kind=asked.kind, path=Path(asked.path), name=asked.name)  # type: ignore[arg-type]
-    grammars = grammars_of(source)
-    made = _make_runner(asked.config, source, report, grammars)
-    # The engine compiles first, in its own process; the device does so again, and should have nothing else to do then.
-    grammars.prepare_soon()
-    return made
+    # In advance: the engine compiles first, in its own process; the device, which does so again, is waited for then.
+    return _make_runner(asked.config, source, report, grammars_of(source, in_advance=True))
 
 
 def _put_together(

@@ -153,8 +153,8 @@ class Grammars:
             self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
-def grammars_of(source: ModelSource) -> Grammars:
-    """For a model; reads it only once a grammar is compiled."""
+def grammars_of(source: ModelSource, *, in_advance: bool = False) -> Grammars:
+    """For a model; its vocabulary is read in the background `in_advance`, or once a grammar is compiled."""
 
     def load() -> Vocabulary:
         from .tokenizer import load_tokenizer
@@ -168,7 +168,10 @@ def grammars_of(source: ModelSource) -> Grammars:
             end_token_ids=tuple(token for token in ends if token < spec.vocab_size),
         )
 
-    return Grammars(load)
+    grammars = Grammars(load)
+    if in_advance:
+        grammars.prepare_soon()
+    return grammars
 
 
 def _compile(compiler: Any, spec: GrammarSpec) -> Any:
