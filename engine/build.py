@@ -33,6 +33,7 @@ from .sizing import (
     num_compute_threads,
     num_cores,
     num_native_threads,
+    prefill_share,
     resolve_max_model_len,
     size_kv_cache,
 )
@@ -160,7 +161,7 @@ def _put_together(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        prefill_tokens_beside_decodes=prefill_tokens_beside_decodes(config, loaded.device),
+        prefill_tokens_beside_decodes=prefill_share(config.prefill_tokens_beside_decodes, loaded.device),
     )
     end_token_ids = dict.fromkeys((*loaded.end_token_ids, *tokenizer.eos_token_ids))
     return EngineParts(
@@ -183,13 +184,6 @@ def _put_together(
         step_timeout_s=config.step_timeout or math.inf,
         max_losses_in_a_row=config.max_runner_losses,
     )
-
-
-def prefill_tokens_beside_decodes(config: EngineConfig, device: str) -> int:
-    """On a CPU 384 tokens of a small model take some 0.15 s: a stream beside them stands still for no longer."""
-    if config.prefill_tokens_beside_decodes is not None:
-        return config.prefill_tokens_beside_decodes
-    return 384 if device == "cpu" else 0
 
 
 def _cache_facts(config: EngineConfig, loaded: Loaded) -> CacheFacts:

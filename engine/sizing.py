@@ -137,3 +137,11 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def prefill_share(asked: int | None, device: str) -> int:
+    """Most prompt tokens in a step beside decodes, 0 for no limit: what was asked for, else 384 on a CPU. So many tokens
+    of a small model take some 0.15 s there, and a stream beside them stands still for no longer."""
+    if asked is not None:
+        return asked
+    return 384 if device == "cpu" else 0
