@@ -4,9 +4,8 @@ Nothing here streams or waits for the engine's steps. Errors of all kinds have O
 """
 
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
@@ -15,7 +14,7 @@ from werkzeug.exceptions import NotFound as NoRoute
 
 from ..engine.core.errors import EngineDead, InvalidRequest, RequestError, TrioletError
 from ..engine.prompt import Prompt, TextPrompt
-from .body import decode
+from .control import ControlRoutes
 from .errors import MethodNotAllowed, NotFound, as_http
 from .gate import CALLER
 from .keys import Caller
@@ -23,9 +22,8 @@ from .openapi import document
 from .rendering import chat_prompt, request_prompt, text_of
 from .service import Service
 from .tokens import Spelling
+from .views import answer, answer_json, read_body
 from .wire import ChatRequest, DetokenizeRequest, TokenizeRequest
-
-T = TypeVar("T")
 
 
 def build_app(service: Service) -> QuartTrio:
@@ -60,6 +58,7 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         ("/tokenize", "POST", routes.tokenize),
         ("/detokenize", "POST", routes.detokenize),
         ("/v1/requests/<request_id>/cancel", "POST", routes.cancel),
+        *ControlRoutes(service).routes(),
     ]
 
 
@@ -73,26 +72,26 @@ class _Routes:
         """200 while requests are answered, 503 with the reason otherwise."""
         reason = self._service.health
         if reason is None:
-            return _json({"status": "ok"})
+            return answer_json({"status": "ok"})
         closed = self._service.lifecycle.closed_because
-        answer = as_http(closed if self._service.engine.health is None and closed is not None else EngineDead(reason))
-        return _answer(answer.body, answer.status, answer.headers)
+        http = as_http(closed if self._service.engine.health is None and closed is not None else EngineDead(reason))
+        return answer(http.body, http.status, http.headers)
 
     async def version(self) -> Response:
-        return _json({"version": self._service.version})
+        return answer_json({"version": self._service.version})
 
     async def metrics(self) -> Response:
         body, content_type = self._service.metrics.render()
         return Response(body, content_type=content_type)
 
     async def openapi(self) -> Response:
-        return _answer(document(self._service.version, self._service.config.root_path), 200)
+        return answer(document(self._service.version, self._service.config.root_path), 200)
 
     async def models(self) -> Response:
-        return _json({"object": "list", "data": [self._card(name) for name in self._service.model_names]})
+        return answer_json({"object": "list", "data": [self._card(name) for name in self._service.model_names]})
 
     async def model(self, name: str) -> Response:
-        return _json(self._card(self._service.check_model(name)))
+        return answer_json(self._card(self._service.check_model(name)))
 
     def _card(self, name: str) -> dict[str, Any]:
         engine = self._service.engine
@@ -108,7 +107,7 @@ class _Routes:
 
     async def tokenize(self) -> Response:
         """vLLM's shape: a prompt or messages in, the tokens and their number out."""
-        body = await _body(TokenizeRequest)
+        body = await read_body(TokenizeRequest)
         self._service.check_model(body.model)
         prompt: Prompt
         if (body.prompt is None) == (body.messages is None):
@@ -123,27 +122,27 @@ class _Routes:
         if body.return_token_strs:
             spelling = Spelling(engine.tokenizer)
             answer["token_strs"] = [spelling.text(token) for token in tokens]
-        return _json(answer)
+        return answer_json(answer)
 
     async def render(self) -> Response:
         """What a chat's model would read: the prompt and its tokens, after every check but those of sampling."""
-        body = await _body(ChatRequest)
+        body = await read_body(ChatRequest)
         model = self._service.check_model(body.model)
         tokens = await self._service.engine.tokenizer.encode(request_prompt(self._service, body))
         text = await text_of(self._service, tokens, skip_special_tokens=False)
         limit = self._service.engine.max_model_len
-        return _json({"model": model, "prompt": text, "token_ids": tokens, "max_model_len": limit})
+        return answer_json({"model": model, "prompt": text, "token_ids": tokens, "max_model_len": limit})
 
     async def detokenize(self) -> Response:
         """At most as many tokens as the model takes: the work of a request is bounded."""
-        body = await _body(DetokenizeRequest)
+        body = await read_body(DetokenizeRequest)
         self._service.check_model(body.model)
         engine = self._service.engine
         if len(body.tokens) > engine.max_model_len:
             raise InvalidRequest(
                 f"tokens may hold at most {engine.max_model_len} token ids, not {len(body.tokens)}.", param="tokens"
             )
-        return _json({"prompt": await text_of(self._service, body.tokens)})
+        return answer_json({"prompt": await text_of(self._service, body.tokens)})
 
     async def cancel(self, request_id: str) -> Response:
         """End a client's own open request: its answer gets its text so far and the finish reason `abort`.
@@ -158,28 +157,12 @@ class _Routes:
         )
         if not num_ended:
             raise NotFound(f"There is no open request {request_id[:128]!r}.")
-        return _json({"id": request_id, "object": "request.cancellation", "cancelled": num_ended})
-
-
-async def _body(type_: type[T]) -> T:
-    data = await request.get_data()
-    return decode(data if isinstance(data, bytes) else data.encode(), type_)
-
-
-def _json(value: Any) -> Response:
-    return _answer(msgspec.json.encode(value), 200)
-
-
-def _answer(body: bytes, status: int, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Response:
-    response = Response(body, status=status, content_type="application/json")
-    for name, value in headers:
-        response.headers[name.decode()] = value.decode()
-    return response
+        return answer_json({"id": request_id, "object": "request.cancellation", "cancelled": num_ended})
 
 
 async def _on_error(error: Exception) -> Response:
-    answer = as_http(_ours(error))
-    return _answer(answer.body, answer.status, answer.headers)
+    http = as_http(_ours(error))
+    return answer(http.body, http.status, http.headers)
 
 
 def _ours(error: Exception) -> Exception:

@@ -42,6 +42,14 @@ class NotFound(RequestError):
     code = "not_found"
 
 
+class Conflict(RequestError):
+    """What is asked for cannot be done as things are now."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+
+
 class MethodNotAllowed(RequestError):
     """The route exists, with other methods: `allow` lists them."""
 

@@ -10,6 +10,7 @@ import attrs
 import msgspec
 
 from .errors import ErrorBody
+from .settings import SettingsChange
 from .wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 
@@ -25,6 +26,8 @@ class Operation:
     """Statuses beside those that every route may answer."""
     answers: str = "application/json"
     is_open: bool = False
+    query: tuple[str, ...] = ()
+    """Names of optional parameters."""
 
 
 GENERATES = (404, 409, 500, 503)
@@ -56,6 +59,31 @@ OPERATIONS = (
         path="/v1/requests/{request_id}/cancel",
         summary="End an open request; it is answered with its text so far.",
         errors=(404,),
+    ),
+    Operation(
+        method="get",
+        path="/v1/requests",
+        summary="Open requests and the last that ended, newest first; in one state, or all.",
+        query=("state",),
+    ),
+    Operation(
+        method="get", path="/v1/requests/{request_id}", summary="What became of a request, and when.", errors=(404,)
+    ),
+    Operation(method="get", path="/admin/settings", summary="The settings that can change while the server runs."),
+    Operation(
+        method="patch",
+        path="/admin/settings",
+        summary="Change settings, at the next step boundary.",
+        body=SettingsChange,
+        errors=(503,),
+    ),
+    Operation(method="post", path="/admin/pause", summary="Compute nothing until resumed.", errors=(503,)),
+    Operation(method="post", path="/admin/resume", summary="Compute again.", errors=(503,)),
+    Operation(
+        method="post",
+        path="/admin/reset_prefix_cache",
+        summary="Forget all cached prefixes; refused while requests hold blocks.",
+        errors=(409, 503),
     ),
     Operation(method="get", path="/v1/models", summary="The models that are served."),
     Operation(method="get", path="/v1/models/{name}", summary="One model.", errors=(404,)),
@@ -107,6 +135,10 @@ def _described(operation: Operation) -> dict[str, Any]:
         described["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             for name in names
+        ]
+    if operation.query:
+        described["parameters"] = described.get("parameters", []) + [
+            {"name": name, "in": "query", "required": False, "schema": {"type": "string"}} for name in operation.query
         ]
     if operation.body is not None:
         schema = {"$ref": f"#/components/schemas/{operation.body.__name__}"}

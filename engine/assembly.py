@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import attrs
 
 from ..kvcache.manager import KVCacheManager
+from .controls import Controls
 from .core.scheduler import Scheduler
 from .detokenizer import Detokenizer
 from .device import Device
@@ -46,6 +47,7 @@ class EngineParts:
     """0 sets no limit."""
     step_timeout_s: float = math.inf
     max_losses_in_a_row: int = 3
+    num_kept_requests: int = 256
 
 
 class Assembly:
@@ -58,6 +60,7 @@ class Assembly:
             max_queued=parts.max_num_queued_reqs,
             max_running=parts.facts.max_num_seqs,
             max_queued_tokens=parts.max_num_queued_tokens or math.inf,
+            num_kept=parts.num_kept_requests,
         )
         self._parts = parts
         observer = observer if observer is not None else NoObserver()
@@ -90,6 +93,13 @@ class Assembly:
             scheduler_inbox=self._scheduler_inbox,
             detokenizer_inbox=detokenizer_inbox,
             read_stats=self.read_stats,
+            controls=Controls(
+                parts.scheduler,
+                self.registry,
+                self._scheduler_inbox,
+                pause=self._loop.pause,
+                reset_cache=parts.cache.reset,
+            ),
             read_stuck=lambda: self._loop.stuck,
             observer=observer,
         )

@@ -183,6 +183,7 @@ def _put_together(
         max_num_queued_tokens=config.max_num_queued_tokens,
         step_timeout_s=config.step_timeout or math.inf,
         max_losses_in_a_row=config.max_runner_losses,
+        num_kept_requests=config.num_kept_requests,
     )
 
 

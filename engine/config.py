@@ -77,6 +77,8 @@ class EngineConfig:
     GGUF file's own 4-bit weights stay as they are with int4."""
     kv_cache_dtype: Literal["auto", "int8"] = attrs.field(default="auto", validator=_one_of("auto", "int8"))
     """The type of the KV cache: auto is --dtype; int8 has a scale for each token and head, on a CPU."""
+    num_kept_requests: int = attrs.field(default=256, validator=_at_least(0))
+    """Ended requests whose story GET /v1/requests/{id} still tells."""
     attention_backend: str | None = None
     """A name from the registry of attention backends; None chooses by platform. On a CPU, native runs whole steps."""
     seed: int = 0

@@ -38,7 +38,6 @@ class _Reading:
 
     request: OpenRequest
     answers: list[Answer]
-    max_tokens: int | None
 
 
 class Detokenizer:
@@ -80,12 +79,16 @@ class Detokenizer:
     def _open(self, message: Opened) -> None:
         mailbox = message.request.mailbox
         answers = [Answer(mailbox, choice, decoder, message.params) for choice, decoder in enumerate(message.decoders)]
-        self._readings[message.request.id] = _Reading(message.request, answers, message.params.max_tokens)
+        self._readings[message.request.id] = _Reading(message.request, answers)
 
     def _step(self, events: StepEvents, now: float) -> None:
+        readings = self._readings
+        for preempted in events.preempted:
+            readings[preempted.request].request.story.preempted(now, preempted.reason)
         for admitted in events.admitted:
             self._admit(admitted, now)
-        readings = self._readings
+        for request_id, num_tokens in events.chunks:
+            readings[request_id].request.story.chunk(now, num_tokens)
         for request_id, (_, entries) in events.prompt_logprobs:
             mailbox = readings[request_id].request.mailbox
             if not mailbox.closed:
@@ -100,8 +103,8 @@ class Detokenizer:
 
     def _admit(self, admitted: Admitted, now: float) -> None:
         request = self._readings[admitted.request].request
-        request.num_cached_tokens = admitted.num_cached_tokens
-        request.admitted_time = now
+        request.num_cached_tokens = request.story.num_cached_tokens = admitted.num_cached_tokens
+        request.story.admitted_time = now
         self._registry.move(request, Stage.ADMITTED, now)
 
     def _take_token(
@@ -115,10 +118,12 @@ class Detokenizer:
         except Exception as error:
             self._break(request, error)
             return
-        request.last_token_time = now
+        story = request.story
+        story.last_token_time = now
+        story.num_output_tokens += 1
         if answer.last_token_time is None:
-            if request.first_token_time is None:
-                request.first_token_time = now
+            if story.first_token_time is None:
+                story.first_token_time = now
             self._observer.first_token(now - request.arrival_time)
         else:
             self._observer.inter_token(now - answer.last_token_time, 1)
@@ -161,7 +166,7 @@ class Detokenizer:
             self._scheduler_inbox.put(Abort(request=request.id, reason=FinishReason.ERROR, message=DECODER_BROKE))
 
     def _observe(self, reading: _Reading, finished: Finished, now: float) -> None:
-        request = reading.request
+        request, story = reading.request, reading.request.story
         failed = request.mailbox.failed and not finished.never_admitted
         lengths = [answer.num_output_tokens for answer in reading.answers]
         end = RequestEnd(
@@ -169,17 +174,20 @@ class Detokenizer:
             reason=FinishReason.ERROR if failed else reading.answers[0].reason,
             abort_reason=None if failed else _why_aborted(request, finished),
             arrival_time=request.arrival_time,
-            admitted_time=request.admitted_time,
-            first_token_time=request.first_token_time,
-            last_token_time=request.last_token_time,
+            admitted_time=story.admitted_time,
+            first_token_time=story.first_token_time,
+            last_token_time=story.last_token_time,
             end_time=now,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
             num_output_tokens=sum(lengths),
             longest_answer=max(lengths),
             num_choices=len(lengths),
-            max_tokens=reading.max_tokens,
+            max_tokens=story.max_tokens,
+            num_preemptions=story.num_preemptions,
         )
+        story.num_output_tokens = end.num_output_tokens
+        story.ended(now, end.reason, end.abort_reason)
         self._observer.finished(end)
         if end.abort_reason is not None:
             self._observer.aborted(end.abort_reason, end.phase)

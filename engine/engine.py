@@ -16,6 +16,7 @@ from typing import cast
 import attrs
 import trio
 
+from .controls import Controls
 from .core.errors import EngineDead
 from .core.events import FinishReason
 from .core.ids import TokenId
@@ -30,6 +31,7 @@ from .options import DEFAULT_OPTIONS, RequestOptions
 from .prompt import Prompt, as_prompt, check_ids, check_length, estimate_num_tokens, fit_params, prompt_param
 from .registry import OpenRequest, Registry, Stage
 from .stats import NO_FACTS, CacheFacts, EngineStats
+from .story import Story
 from .stream import SUPERSEDED, RequestStream
 from .tokenizer import TokenizerClient
 
@@ -62,11 +64,13 @@ class Engine:
         scheduler_inbox: Inbox[SchedulerMessage],
         detokenizer_inbox: Inbox[DetokenizerMessage],
         read_stats: Callable[[], EngineStats],
+        controls: Controls,
         read_stuck: Callable[[], str | None] = lambda: None,
         observer: Observer | None = None,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.tokenizer = tokenizer
+        self.controls = controls
         self.grammars = grammars
         self._facts = facts
         self._registry = registry
@@ -101,6 +105,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return self._read_stats()
+
+    def stories(self, name: str | None = None) -> list[Story]:
+        """What became of the requests that are open and of the last that ended, the newest first; `name`: of those that
+        a client called so."""
+        return [story for story in self._registry.stories() if name is None or story.name == name]
 
     def generate(
         self,
@@ -150,7 +159,7 @@ class Engine:
             raise self._dead()
         now = self._clock()
         late = not request.aborted and _admit_by(request, options) <= _moment(options.deadline)
-        self._observer.aborted(_why_early(request, late=late), Phase.TOKENIZING)
+        self._end_early(request, _why_early(request, late=late))
         if late:
             raise self._registry.not_admitted(request, now)
         end = End(
@@ -159,6 +168,11 @@ class Engine:
         for choice in range(num_choices):
             request.mailbox.finish(end, choice)
         self._registry.move(request, Stage.ENDED, now)
+
+    def _end_early(self, request: OpenRequest, why: AbortReason) -> None:
+        late = why in (AbortReason.DEADLINE, AbortReason.QUEUE_TIME)
+        request.story.ended(self._clock(), FinishReason.TIMEOUT if late else FinishReason.ABORT, why)
+        self._observer.aborted(why, Phase.TOKENIZING)
 
     def _submit(
         self,
@@ -185,8 +199,10 @@ class Engine:
         skip = params.skip_special_tokens
         decoders = tuple(self.tokenizer.incremental(token_ids, skip_special_tokens=skip) for _ in range(params.n))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64) - 2**63
+        now = self._clock()
+        request.story.tokenized(now, num_tokens=len(token_ids), max_tokens=params.max_tokens)
         self._registry.count_tokens(request, len(token_ids))
-        self._registry.move(request, Stage.WAITING, self._clock())
+        self._registry.move(request, Stage.WAITING, now)
         self._detokenizer_inbox.put(Opened(request=request, params=params, decoders=decoders))
         self._scheduler_inbox.put(
             Submit(
@@ -283,9 +299,9 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
                 return RequestStream(request, ())
             engine._submit(request, token_ids, self._params, self._options, prompt_param(self._prompt))
         except BaseException as error:
-            engine._leave(request)
             if isinstance(error, trio.Cancelled):
-                engine._observer.aborted(AbortReason.LEFT, Phase.TOKENIZING)
+                engine._end_early(request, AbortReason.LEFT)
+            engine._leave(request)
             raise
         return RequestStream(request, token_ids)
 

@@ -21,7 +21,7 @@ from .core.plan import StepPlan, StepResult
 from .core.scheduler import Scheduler
 from .device import Device, DeviceFailed
 from .inbox import Inbox
-from .messages import Abort, SchedulerMessage, Submit
+from .messages import Abort, AtBoundary, SchedulerMessage, Submit
 from .observer import NoObserver, Observer
 from .race import race
 from .recovery import Recovery
@@ -57,6 +57,7 @@ class SchedulerLoop:
         self._publish = publish
         self._depth = depth
         self._check = check
+        self._paused = False
         self._clock = clock
         self._in_flight: deque[StepPlan] = deque()
         self._times = StepTimes(observer or NoObserver())
@@ -71,6 +72,10 @@ class SchedulerLoop:
     def num_restarts(self) -> int:
         """Counter: devices that took the place of a lost one."""
         return self._recovery.num_restarts
+
+    def pause(self, paused: bool) -> None:
+        """Plan nothing from now on, or go on. To be called at a step boundary (`AtBoundary`)."""
+        self._paused = paused
 
     async def run(self) -> None:
         """Until cancelled. Raises DeviceFailed when nothing helps the device, AssertionError for a broken law."""
@@ -94,11 +99,16 @@ class SchedulerLoop:
                     self._scheduler.abort(
                         message.request, message.reason, choice=message.choice, message=message.message
                     )
+                case AtBoundary():
+                    message.call()
                 case _:
                     assert_never(message)
 
     def _fill(self) -> None:
         """Send plans until the device has its fill or nothing more can run."""
+        if self._paused:
+            self._scheduler.expire(self._clock())
+            return
         while len(self._in_flight) < self._depth:
             begun = self._clock()
             plan = self._scheduler.plan(begun)

@@ -3,6 +3,8 @@
 Pure attrs. Each actor's inbox takes one closed union; the bounds of the inboxes and their reasons stand here.
 """
 
+from collections.abc import Callable
+
 import attrs
 
 from .core.events import FinishReason, StepEvents
@@ -32,14 +34,22 @@ class Abort:
     """With ERROR: what went wrong, fit for the client."""
 
 
-SchedulerMessage = Submit | Abort
+@attrs.frozen(kw_only=True)
+class AtBoundary:
+    """To the scheduler loop: call this between two steps. It must not raise."""
+
+    call: Callable[[], None]
+
+
+SchedulerMessage = Submit | Abort | AtBoundary
 
 
 def scheduler_inbox_limit(max_open: int, max_num_seqs: int) -> int:
     """Between two drains a request that was open at the first can add one Abort (`OpenRequest.aborted`), and a request
     that took the place of one that ended meanwhile can add a Submit and an Abort: three for each place. A stop string
-    adds one Abort for a running sequence in a step, and at most two steps are read between two drains."""
-    return 3 * max_open + 2 * max_num_seqs
+    adds one Abort for a running sequence in a step, and at most two steps are read between two drains. One AtBoundary
+    is under way at a time."""
+    return 3 * max_open + 2 * max_num_seqs + 1
 
 
 @attrs.frozen(kw_only=True)

@@ -16,6 +16,7 @@ from .core.errors import InvalidRequest, Overloaded, TrioletError
 from .core.ids import RequestId
 from .mailbox import Mailbox
 from .parking import ParkingSpot
+from .story import Story
 
 RETRY_AFTER_S_MAX = 60
 
@@ -45,6 +46,7 @@ class OpenRequest:
     """What the client calls it: unique among the scopes that are open."""
     arrival_time: float
     mailbox: Mailbox
+    story: Story
     stage: Stage = Stage.TOKENIZING
     supersede_key: str | None = None
     aborted: bool = False
@@ -58,9 +60,6 @@ class OpenRequest:
     num_prompt_tokens: int = 0
     """An estimate until it has been tokenized."""
     num_cached_tokens: int = 0
-    admitted_time: float | None = None
-    first_token_time: float | None = None
-    last_token_time: float | None = None
 
 
 class Registry:
@@ -69,10 +68,13 @@ class Registry:
     At most `max_queued` requests are tokenizing or waiting, and at most `max_queued + max_running` are open at all:
     what is preempted beyond `max_running` counts as queued. A request whose reader has left counts until its terminal
     event, so that a storm of cancellations cannot fill the inboxes. Those that are queued have at most
-    `max_queued_tokens` prompt tokens, or one of them has all.
+    `max_queued_tokens` prompt tokens, or one of them has all. The stories of the last `num_kept` requests that ended
+    are kept.
     """
 
-    def __init__(self, *, max_queued: int, max_running: int, max_queued_tokens: float = math.inf) -> None:
+    def __init__(
+        self, *, max_queued: int, max_running: int, max_queued_tokens: float = math.inf, num_kept: int = 0
+    ) -> None:
         self._max_queued = max_queued
         self._max_queued_tokens = max_queued_tokens
         self._num_queued_tokens = 0
@@ -82,6 +84,7 @@ class Registry:
         self._by_key: dict[str, OpenRequest] = {}
         self._counts = dict.fromkeys(Stage, 0)
         self._num_arrivals = 0
+        self._kept: deque[Story] = deque(maxlen=num_kept)
         self._ended_times: deque[float] = deque(maxlen=64)
         self._all_left = ParkingSpot()
 
@@ -89,6 +92,23 @@ class Registry:
     def max_open(self) -> int:
         """The most requests that are open at a time."""
         return self._max_open
+
+    @property
+    def max_queued(self) -> int:
+        return self._max_queued
+
+    @property
+    def max_queued_tokens(self) -> int:
+        """0 where there is no limit."""
+        return 0 if math.isinf(self._max_queued_tokens) else int(self._max_queued_tokens)
+
+    def set_limits(self, *, max_queued: int | None, max_queued_tokens: int | None) -> None:
+        """Other bounds of the queue for who comes from now on; None: as it was, 0 tokens: no bound. `max_queued` must
+        not grow beyond what it was at first: `max_open` and the actors' inboxes rest on that."""
+        if max_queued is not None:
+            self._max_queued = max_queued
+        if max_queued_tokens is not None:
+            self._max_queued_tokens = max_queued_tokens or math.inf
 
     @property
     def num_open(self) -> int:
@@ -122,6 +142,11 @@ class Registry:
         """The request that a client calls so, if its scope is open."""
         return self._by_name.get(name)
 
+    def stories(self) -> list[Story]:
+        """Those of the open requests and of the last that ended, the newest first."""
+        found = [*(request.story for request in self._by_id.values()), *self._kept]
+        return sorted(found, key=lambda story: -story.arrival_time)
+
     def enter(self, name: str | None, now: float, *, num_choices: int = 1, num_tokens: int = 1) -> OpenRequest:
         """Let a request of about `num_tokens` prompt tokens in. Raises Overloaded past the bounds, InvalidRequest for a
         name that is in use."""
@@ -139,7 +164,12 @@ class Registry:
         if request_id in self._by_id:
             request_id = RequestId(f"{name}~{self._num_arrivals}")
         request = OpenRequest(
-            id=request_id, name=name, arrival_time=now, mailbox=Mailbox(num_choices), num_prompt_tokens=num_tokens
+            id=request_id,
+            name=name,
+            arrival_time=now,
+            mailbox=Mailbox(num_choices),
+            story=Story(name=name, arrival_time=now, num_choices=num_choices),
+            num_prompt_tokens=num_tokens,
         )
         self._num_queued_tokens += num_tokens
         self._by_id[request_id] = self._by_name[name] = request
@@ -171,6 +201,8 @@ class Registry:
         if stage is Stage.ENDED:
             del self._by_id[request.id]
             self._ended_times.append(now)
+            request.story.ended(now, None, None)
+            self._kept.append(request.story)
         else:
             self._counts[stage] += 1
 

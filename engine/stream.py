@@ -97,6 +97,7 @@ class RequestStream(AsyncIterator[Output]):
         if delta is None:
             raise StopAsyncIteration
         end = delta.end
+        self._request.story.num_deltas += 1
         num_output_tokens = self._num_output_tokens.get(delta.choice, 0) + len(delta.token_ids)
         self._num_output_tokens[delta.choice] = num_output_tokens
         return Output(

@@ -19,6 +19,25 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class PreemptReason(enum.StrEnum):
+    """Why a sequence had to give its blocks back."""
+
+    BLOCKS = "blocks"
+    """A running sequence needed a block, and none was free."""
+    PRIORITY = "priority"
+    """A better one waited."""
+    DEVICE = "device"
+    """The device lost what it had computed."""
+
+
+@attrs.frozen(kw_only=True)
+class Preempted:
+    """A sequence of a request went back to the waiting queue, with nothing computed."""
+
+    request: RequestId
+    reason: PreemptReason
+
+
 @attrs.frozen(kw_only=True)
 class Admitted:
     """A request left the waiting queue for the first time."""
@@ -63,7 +82,10 @@ class StepEvents:
     """
 
     step: int
+    preempted: tuple[Preempted, ...] = ()
     admitted: tuple[Admitted, ...] = ()
+    chunks: tuple[tuple[RequestId, int], ...] = ()
+    """Parts of prompts, with their numbers of tokens, that the last plan computes."""
     requests: tuple[RequestId, ...] = ()
     token_ids: tuple[TokenId, ...] = ()
     choices: tuple[int, ...] = ()
@@ -76,4 +98,5 @@ class StepEvents:
 
     @property
     def empty(self) -> bool:
-        return not (self.admitted or self.requests or self.prompt_logprobs or self.finished)
+        happened = self.preempted or self.admitted or self.chunks
+        return not (happened or self.requests or self.prompt_logprobs or self.finished)

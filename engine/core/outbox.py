@@ -1,6 +1,6 @@
 """What there is to say about requests, gathered until the loop takes it as one `StepEvents`."""
 
-from .events import Admitted, Finished, StepEvents
+from .events import Admitted, Finished, Preempted, StepEvents
 from .ids import RequestId, TokenId
 from .logprobs import PromptLogprobs, TokenLogprobs
 
@@ -9,7 +9,9 @@ class Outbox:
     """Columns that grow during a step. Order within each is the order of happening."""
 
     def __init__(self) -> None:
+        self.preempted: list[Preempted] = []
         self.admitted: list[Admitted] = []
+        self.chunks: list[tuple[RequestId, int]] = []
         self.requests: list[RequestId] = []
         self.token_ids: list[TokenId] = []
         self.choices: list[int] = []
@@ -31,7 +33,9 @@ class Outbox:
             self.logprobs += [None] * (len(self.requests) - len(self.logprobs))
         events = StepEvents(
             step=step,
+            preempted=tuple(self.preempted),
             admitted=tuple(self.admitted),
+            chunks=tuple(self.chunks),
             requests=tuple(self.requests),
             token_ids=tuple(self.token_ids),
             choices=tuple(self.choices),
@@ -40,6 +44,6 @@ class Outbox:
             finished=tuple(self.finished),
         )
         columns = (self.requests, self.token_ids, self.choices, self.logprobs)
-        for column in (self.admitted, self.prompt_logprobs, self.finished, *columns):
+        for column in (self.preempted, self.admitted, self.chunks, self.prompt_logprobs, self.finished, *columns):
             column.clear()
         return events

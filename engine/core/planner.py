@@ -11,7 +11,7 @@ import attrs
 from ...kvcache.manager import KVCacheManager
 from ...kvcache.sequence import PrefixMatch
 from .draft import Draft
-from .events import Admitted
+from .events import Admitted, Preempted, PreemptReason
 from .outbox import Outbox
 from .plan import StepPlan
 from .policy import Policy
@@ -208,7 +208,7 @@ class Planner:
         if self._num_in_flight:
             self._gives_way = True
             return False
-        self._preempt(victim, draft, refund=victim.state is State.DECODING)
+        self._preempt(victim, draft, refund=victim.state is State.DECODING, reason=PreemptReason.PRIORITY)
         return True
 
     def _fewest_steps(self, sequence: Sequence, match: PrefixMatch) -> int:
@@ -231,6 +231,7 @@ class Planner:
         if self._waiting.charges:
             for sequence, length in (*landing, *((decoding, 1) for decoding in running.decoding)):
                 self._waiting.charge(sequence, length)
+        self._outbox.chunks.extend((sequence.request.id, length) for sequence, length in landing)
         for sequence, length in landing:
             sequence.num_computed += length
             if sequence.num_computed == len(sequence.tokens):
@@ -238,26 +239,29 @@ class Planner:
                     sequence, State.PAUSED if sequence.num_slots > 1 or sequence.group.beams else State.DECODING
                 )
                 self._set_limit(sequence, sequence.num_computed)
-        if self._waiting.charges:
-            for sequence, length in landing:
-                self._waiting.charge(sequence, length)
-            for sequence in running.decoding:
-                self._waiting.charge(sequence, 1)
         self._stats.num_steps += 1
         self._stats.num_scheduled_tokens += plan.num_tokens
         return plan, landing
 
-    def _preempt(self, sequence: Sequence, draft: Draft, *, refund: bool = False) -> None:
+    def _preempt(
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        *,
+        refund: bool = False,
+        reason: PreemptReason = PreemptReason.BLOCKS,
+    ) -> None:
         """Give all its blocks back and let it wait where it was; what it computed counts no more."""
         draft.withdraw(sequence)
         if refund:  # it was counted among the decodes of this plan
             draft.budget += 1
             draft.num_tokens -= 1
         self._stats.num_preemptions += 1
-        self.put_back(sequence)
+        self.put_back(sequence, reason)
 
-    def put_back(self, sequence: Sequence) -> None:
+    def put_back(self, sequence: Sequence, reason: PreemptReason = PreemptReason.DEVICE) -> None:
         """From running to waiting, with nothing computed and no blocks."""
+        self._outbox.preempted.append(Preempted(request=sequence.request.id, reason=reason))
         if sequence.group.beams is not None:
             sequence.group.beams.forget(sequence)
         self._running.leave(sequence, State.WAITING)

@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from triolet.engine.config import EngineConfig
+from triolet.engine.controls import Settings
 from triolet.engine.core.errors import EngineDead, InvalidRequest, Overloaded, PromptTooLong, TrioletError
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.logprobs import TokenLogprobs
@@ -19,6 +20,7 @@ from triolet.engine.core.params import SamplingParams
 from triolet.engine.options import DEFAULT_OPTIONS, RequestOptions
 from triolet.engine.prompt import InfillPrompt, Prompt, TextPrompt, TokenPrompt, check_ids, prompt_param
 from triolet.engine.stats import EngineStats
+from triolet.engine.story import Story
 from triolet.engine.stream import Output
 
 VOCAB_SIZE = 1000
@@ -106,6 +108,30 @@ class FakeTokenizer:
                 raise InvalidRequest(f"{token} is not in the vocabulary.", param=param)
 
 
+class FakeControls:
+    """Does what it is told, and notes it. `busy`: blocks are held."""
+
+    def __init__(self) -> None:
+        self.settings = Settings(
+            max_num_batched_tokens=2048,
+            long_prefill_token_threshold=0,
+            max_num_queued_reqs=16,
+            max_num_queued_tokens=0,
+        )
+        self.busy = False
+
+    async def change(self, **fields: int | None) -> Settings:
+        self.settings = attrs.evolve(self.settings, **{name: n for name, n in fields.items() if n is not None})
+        return self.settings
+
+    async def pause(self, paused: bool) -> Settings:
+        self.settings = attrs.evolve(self.settings, paused=paused)
+        return self.settings
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self.busy
+
+
 class FakeEngine:
     """`script(prompt)` gives the pieces of an answer; `hold` names the stage in which every request stays."""
 
@@ -130,12 +156,18 @@ class FakeEngine:
         self._changed = trio.Event()
         self._released = trio.Event()
         self._died = trio.Event()
+        self.told: list[Story] = []
+        self.controls = FakeControls()
         self.counters = {"prompt_tokens": 0, "generation_tokens": 0}
 
     def generate(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str, options: RequestOptions = DEFAULT_OPTIONS
     ) -> Any:
         return self._generate(prompt, params, request_id, options)
+
+    def stories(self, name: str | None = None) -> list[Story]:
+        """Those that were put there."""
+        return [story for story in self.told if name is None or story.name == name]
 
     def abort(self, request_id: str) -> bool:
         """Only noted: what is held stays so until it is released."""
