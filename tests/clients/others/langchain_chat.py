@@ -1,0 +1,30 @@
+"""langchain-openai: a chat, invoked and streamed, with log-probabilities; and an object of a class."""
+
+import sys
+
+import openai
+import pydantic
+from langchain_openai import ChatOpenAI
+
+
+class City(pydantic.BaseModel):
+    """What is asked for."""
+
+    name: str
+    is_capital: bool
+
+
+def main(base_url: str) -> None:
+    with openai.OpenAI(base_url=base_url, api_key="unused") as client:
+        (model,) = client.models.list().data
+    chat = ChatOpenAI(base_url=base_url, api_key="unused", model=model.id, temperature=0, max_tokens=100)
+    answer = chat.bind(logprobs=True).invoke("What is the capital of France?")
+    assert "Paris" in answer.content
+    assert answer.response_metadata["logprobs"]["content"]
+    assert "Paris" in "".join(chunk.content for chunk in chat.stream("What is the capital of France?"))
+    city = chat.with_structured_output(City, method="json_schema").invoke("Paris is the capital of France.")
+    assert isinstance(city, City)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
