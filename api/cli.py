@@ -74,7 +74,7 @@ def serve(
 
     from .log import configure_logging
 
-    configure_logging(server.log_level)
+    configure_logging(server.log_level, server.log_format)
 
     import trio
 

@@ -18,6 +18,7 @@ KEY_VARIABLE = "TRIOLET_API_KEY"
 ADMIN_KEY_VARIABLE = "TRIOLET_ADMIN_API_KEY"
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 ClientCerts = Literal["none", "optional", "required"]
 
 _METRIC_PREFIX = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)?")
@@ -131,6 +132,10 @@ class ServerConfig:
     """The name that clients call the model by; may be given several times, the first one is the default."""
     log_level: LogLevel = "info"
     """What the log on stderr shows; debug adds one line for each request."""
+    log_format: LogFormat = "text"
+    """How the log is written: a line of text for each event, or a JSON object."""
+    trace: Annotated[str | None, Parameter(show_default=False)] = None
+    """A file for steps and requests as a Chrome trace (JSON; chrome://tracing and Perfetto read it)."""
     metrics_prefix: str = attrs.field(default="vllm:", validator=_metric_prefix)
     """What the names on /metrics that vLLM has too begin with; our own begin with `triolet:` in any case."""
     http2: bool = True

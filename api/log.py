@@ -3,6 +3,7 @@
 Prompts, answers and keys are never logged; at debug, requests are named by their id.
 """
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -31,10 +32,28 @@ class OneLine(logging.Formatter):
         return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
 
 
-def configure_logging(level: str) -> None:
-    """Send our log to stderr from `level` on, and other libraries' from warnings on. Called once, by the command."""
+class JsonLine(logging.Formatter):
+    """An event as one JSON object: `time` (Unix), `level`, `logger`, `message`, and `exception` where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return json.dumps(event, ensure_ascii=False)
+
+
+def configure_logging(level: str, style: str = "text") -> None:
+    """Send our log to stderr from `level` on, and other libraries' from warnings on. Called once, by the command.
+
+    `style`: text (OneLine) or json (JsonLine).
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine())
+    handler.setFormatter(JsonLine() if style == "json" else OneLine())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -62,7 +81,7 @@ class Throughput:
             f"Avg prompt throughput: {computed / seconds:.1f} tokens/s, "
             f"Avg generation throughput: {generated / seconds:.1f} tokens/s, "
             f"Running: {stats.running} reqs, Waiting: {stats.waiting} reqs, Preemptions: {stats.preemptions}, "
-            f"CPU KV cache usage: {stats.kv_usage:.1%}, "
+            f"{'GPU' if stats.cache.device == 'cuda' else 'CPU'} KV cache usage: {stats.kv_usage:.1%}, "
             f"Prefix cache hit rate: {hits / queries if queries else 0:.1%}"
         )
 

@@ -33,6 +33,7 @@ from .log import log_throughput
 from .metrics import Metrics
 from .server import Server
 from .service import Service
+from .trace import tracing
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -81,10 +82,11 @@ async def serve(
         async with trio.open_nursery() as nursery:
             if signals:
                 await nursery.start(_watch_signals, run, nursery.cancel_scope)
-            shown = ExitStack()
+            shown, traced = ExitStack(), ExitStack()
             try:
                 progress = shown.enter_context(loading())
-                async with open_engine(engine_config, observer=metrics, progress=progress) as engine:
+                observer = traced.enter_context(tracing(config.trace, metrics))
+                async with open_engine(engine_config, observer=observer, progress=progress) as engine:
                     shown.close()
                     await _start(run, engine, metrics, nursery, version)
                     task_status.started(run)
@@ -95,6 +97,7 @@ async def serve(
                 await _fail(run, error)
             finally:
                 shown.close()
+                traced.close()
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         known = leaf_error(group)

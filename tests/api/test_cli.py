@@ -33,7 +33,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, ServerCo
         return 0
 
     monkeypatch.setattr(serving, "serve", serve)
-    monkeypatch.setattr("triolet.api.log.configure_logging", lambda level: None)
+    monkeypatch.setattr("triolet.api.log.configure_logging", lambda level, style: None)
     return calls
 
 
@@ -151,7 +151,7 @@ def test_an_engine_that_refuses_to_start_is_one_line_and_status_2(
         raise error
 
     monkeypatch.setattr(serving, "serve", refuse)
-    monkeypatch.setattr("triolet.api.log.configure_logging", lambda level: None)
+    monkeypatch.setattr("triolet.api.log.configure_logging", lambda level, style: None)
     assert run("serve") == 2
     assert capsys.readouterr().err == "triolet: x.gguf: is damaged\n"
 

@@ -1,5 +1,6 @@
 """The log: its lines, its periodic line, and what never stands in it."""
 
+import json
 import logging
 import sys
 
@@ -8,7 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from triolet.api.log import OneLine, Throughput, log_throughput
+from triolet.api.log import JsonLine, OneLine, Throughput, log_throughput
+from triolet.engine.stats import CacheFacts
 
 from .fake_engine import FakeEngine
 from .rig import chat, serving
@@ -28,6 +30,8 @@ def test_the_throughput_line_is_the_difference_to_the_last_one() -> None:
         prefix_queries=first.prefix_queries + 200,
         prefix_hits=first.prefix_hits + 50,
     )
+    on_gpu = attrs.evolve(second, cache=CacheFacts(device="cuda"))
+    assert "GPU KV cache usage: 25.0%" in str(Throughput(first, now_s=100.0).line(on_gpu, now_s=110.0))
     assert throughput.line(second, now_s=110.0) == (
         "Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: 2.5 tokens/s, Running: 3 reqs, "
         "Waiting: 3 reqs, Preemptions: 2, CPU KV cache usage: 25.0%, Prefix cache hit rate: 25.0%"
@@ -62,6 +66,26 @@ def test_an_event_is_one_line() -> None:
     except ValueError:
         record.exc_info = sys.exc_info()
     assert OneLine().format(record).endswith("ValueError: boom")
+
+
+def test_an_event_is_one_json_object() -> None:
+    """With --log-format json: time, level, logger, message; a traceback is a field, and no line ends break out."""
+    record = logging.LogRecord("triolet.api.x", logging.WARNING, "x.py", 1, "a\nb %s", ("c",), None)
+    record.created = 1_700_000_000.25
+    plain = JsonLine().format(record)
+    assert json.loads(plain) == {
+        "time": 1_700_000_000.25,
+        "level": "warning",
+        "logger": "triolet.api.x",
+        "message": "a\nb c",
+    }
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    told = JsonLine().format(record)
+    assert "\n" not in told
+    assert json.loads(told)["exception"].endswith("ValueError: boom")
 
 
 async def test_prompts_answers_and_keys_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
