@@ -2,12 +2,13 @@
 
     RequestError (engine)
     ├── Forbidden          403   the key opens other routes, not this one
-    ├── NotFound           404   no such route
+    ├── NotFound           404   no such route, or no request of that name
     ├── MethodNotAllowed   405   says which methods there are
     ├── BodyTimeout        408   the body did not come in time
+    ├── Conflict           409   cannot be done as things are now
     ├── BodyTooLarge       413   says the limit
     ├── HeadersTooLarge    431   too many headers (too long ones end the connection before they get here)
-    ├── VersionRefused     505   HTTP/2 without TLS
+    ├── VersionRefused     505   HTTP/2 where --no-http2 is set
     └── ShuttingDown       503   says when to come back
 
 `as_http` lets no path, address or traceback out: what it does not know is a 500 with a fixed text, and is logged here.
@@ -35,7 +36,7 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """No route has this path."""
+    """No route has this path, or no request this name."""
 
     status = 404
     type = "invalid_request_error"
@@ -87,7 +88,7 @@ class HeadersTooLarge(RequestError):
 
 
 class VersionRefused(RequestError):
-    """HTTP/2 is not spoken here: hypercorn does not bound what it buffers for a stream."""
+    """HTTP/2 is not spoken here (--no-http2)."""
 
     status = 505
     type = "invalid_request_error"
