@@ -52,15 +52,15 @@ def _serve(connection: socket.socket) -> None:
     if frame is None:
         return
     start = msgspec.msgpack.decode(frame[1], type=Start)
-    engine = _Engine(connection)
+    engine = _WayToEngine(connection)
     logging.basicConfig(level=start.log_level, format="%(message)s", handlers=[engine])
     runner = _make_runner(start, engine)
     if runner is not None:
         _run(runner, connection, engine)
 
 
-class _Engine(logging.Handler):
-    """The way to the engine, for any thread. Log records go there too, their tracebacks written out."""
+class _WayToEngine(logging.Handler):
+    """Frames to the engine, from any thread. Log records go there too, their tracebacks written out."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _Engine(logging.Handler):
             self.send(encode(Kind.LOG, Log(name=record.name, level=record.levelno, text=self.format(record))))
 
 
-def _make_runner(start: Start, engine: _Engine) -> Runner | None:
+def _make_runner(start: Start, engine: _WayToEngine) -> Runner | None:
     """None: it could not be made, and the engine has been told why."""
     try:
         module, _, name = start.factory.partition(":")
@@ -104,7 +104,7 @@ def _failure(error: Exception) -> Failure:
     return Failure(kind=ModelLoadError.__name__, message=f"The model cannot be loaded: {type(error).__name__}: {error}")
 
 
-def _run(runner: Runner, connection: socket.socket, engine: _Engine) -> None:
+def _run(runner: Runner, connection: socket.socket, engine: _WayToEngine) -> None:
     """Carry plans out until the engine has gone. After one that raised, the plans behind it are dropped until RESET."""
     broken = False
     while (frame := receive_frame(connection)) is not None:

@@ -113,7 +113,7 @@ class Grammars:
         return compiled
 
     def prepare_soon(self) -> None:
-        """The same in a thread of its own, which a process does not end before; what it raises, the first compilation
+        """`prepare` in a thread of its own, which a process does not end before; what it raises, the first compilation
         raises again."""
 
         def run() -> None:
