@@ -18,6 +18,7 @@ from .bench.cli import app as bench
 from .config import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerConfig, parse_size
 from .config_file import apply_config_file
 from .planning import PlanOptions
+from .simulating import SimulateOptions
 
 SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size", "--memory", "--activations")
 
@@ -42,10 +43,13 @@ app.command(bench)
 
 _SERVER = Group.create_ordered("Server")
 _ENGINE = Group.create_ordered("Engine")
+_LOAD = Group.create_ordered("Load")
+_MACHINE = Group.create_ordered("Machine")
 
 SERVER_DEFAULTS = ServerConfig()
 ENGINE_DEFAULTS = EngineConfig()
 PLAN_DEFAULTS = PlanOptions()
+SIMULATE_DEFAULTS = SimulateOptions()
 
 
 @app.command
@@ -105,6 +109,35 @@ def plan(model: str | None = None, /, *, options: Annotated[PlanOptions, Paramet
     name, spec = read_shape(model)
     made = make_plan(name, spec, options, model_dtype=spec.torch_dtype, model_len=spec.max_position_embeddings)
     print_plan(made, as_json=options.json)
+    return 0
+
+
+@app.command
+def simulate(
+    model: str | None = None,
+    /,
+    *,
+    load: Annotated[SimulateOptions, Parameter(name="*", group=_LOAD)] = SIMULATE_DEFAULTS,
+    machine: Annotated[PlanOptions, Parameter(name="*", group=_MACHINE)] = PLAN_DEFAULTS,
+) -> int:
+    """A load on a machine that need not be there: the real scheduler and allocator, and a formula for the device.
+
+    A step takes its roofline (of a --gpu, or of --bandwidth and --tflops) divided by --efficiency, and --step-ms and
+    --token-us on top.
+
+    Parameters
+    ----------
+    model
+        A folder (Hugging Face layout), a .gguf file or a hub name (owner/name). Without one, the built-in model.
+    """
+    from ..engine.shape import read_shape
+    from .planning import make_estimate
+    from .simulating import print_report, simulate_load
+
+    _, spec = read_shape(model)
+    found, _, _ = make_estimate(spec, machine, model_dtype=spec.torch_dtype)
+    report = simulate_load(found, load, model_len=spec.max_position_embeddings)
+    print_report(report, as_json=machine.json)
     return 0
 
 

@@ -75,8 +75,8 @@ def hardware_of(options: PlanOptions) -> Hardware:
     )
 
 
-def make_plan(name: str, shape: Shape, options: PlanOptions, *, model_dtype: str, model_len: int) -> dict[str, Any]:
-    """Everything that is shown, in the order and under the names of the JSON. Sizes in bytes, times in seconds."""
+def make_estimate(shape: Shape, options: PlanOptions, *, model_dtype: str) -> tuple[Estimate, str, str]:
+    """With the types of the weights and of the KV cache. Raises ConfigurationError."""
     dtype = model_dtype if options.dtype == "auto" else options.dtype
     kv_dtype = options.kv_cache_dtype
     if kv_dtype == "auto":
@@ -90,6 +90,12 @@ def make_plan(name: str, shape: Shape, options: PlanOptions, *, model_dtype: str
         utilization=options.gpu_memory_utilization,
         activation_bytes=options.activations,
     )
+    return found, dtype, kv_dtype
+
+
+def make_plan(name: str, shape: Shape, options: PlanOptions, *, model_dtype: str, model_len: int) -> dict[str, Any]:
+    """Everything that is shown, in the order and under the names of the JSON. Sizes in bytes, times in seconds."""
+    found, dtype, kv_dtype = make_estimate(shape, options, model_dtype=model_dtype)
     return {
         "model": name,
         "device": found.hardware.name,
