@@ -10,7 +10,7 @@ from typing import Protocol
 
 import attrs
 
-from ..kvcache.arithmetic import block_bytes, most_sequences, num_blocks_for, num_blocks_that_fit
+from ..kvcache.arithmetic import block_bytes, longest_sequence, most_sequences, num_blocks_that_fit
 from ..kvcache.group import KVGroup
 from .core.errors import ConfigurationError
 from .sizing import Layers, kv_groups
@@ -143,12 +143,7 @@ class Estimate:
 
     def largest_model_len(self, most: int) -> int:
         """The longest sequence that fits alone, `most` at most; 0: none does."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = num_blocks_for(middle, block_size=self.block_size, groups=self.groups) <= self.num_blocks
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        return longest_sequence(num_blocks=self.num_blocks, most=most, block_size=self.block_size, groups=self.groups)
 
     def step_seconds(self, *, num_tokens: int, num_context: int) -> float | None:
         """The least a step takes that computes `num_tokens` and reads the KV of `num_context` tokens in all, each

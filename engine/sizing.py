@@ -11,7 +11,7 @@ from typing import Protocol
 
 import attrs
 
-from ..kvcache.arithmetic import block_bytes, most_sequences, num_blocks_for, num_blocks_that_fit
+from ..kvcache.arithmetic import block_bytes, longest_sequence, most_sequences, num_blocks_for, num_blocks_that_fit
 from ..kvcache.group import KVGroup
 from .core.errors import ConfigurationError
 
@@ -30,7 +30,8 @@ class KVSize:
 
     @property
     def num_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """Of one sequence after another; a model with sliding windows keeps the blocks of several groups for each."""
+        return self.num_blocks * self.block_size // len(self.groups)
 
     @property
     def most_sequences(self) -> int:
@@ -75,10 +76,11 @@ def size_kv_cache(
     num_blocks = num_blocks_that_fit(memory_bytes=memory_bytes, bytes_per_block=size)
     needed = num_blocks_for(max_model_len, block_size=block_size, groups=groups)
     if num_blocks < needed:
+        longest = longest_sequence(num_blocks=num_blocks, most=max_model_len, block_size=block_size, groups=groups)
         raise ConfigurationError(
             f"The KV cache gets {memory_bytes / MIB:.0f} MiB, {num_blocks} blocks of {block_size} tokens: too small "
             f"for one sequence of {max_model_len} tokens, which needs {needed} blocks. Raise --kv-cache-memory to at "
-            f"least {needed * size} bytes, or lower --max-model-len to at most {num_blocks * block_size}."
+            f"least {needed * size} bytes, or lower --max-model-len to at most {longest}."
         )
     return KVSize(
         num_blocks=num_blocks,

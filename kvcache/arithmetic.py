@@ -34,6 +34,16 @@ def num_blocks_for(
     return total
 
 
+def longest_sequence(*, num_blocks: int, most: int, block_size: int, groups: tuple[KVGroup, ...] = (KVGroup(),)) -> int:
+    """Tokens of the longest sequence that `num_blocks` blocks hold alone, `most` at most; 0: none fits."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = num_blocks_for(middle, block_size=block_size, groups=groups) <= num_blocks
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
 def most_sequences(
     *,
     num_blocks: int,

@@ -40,6 +40,17 @@ def test_too_small_for_one_sequence_names_the_flags() -> None:
     )
 
 
+def test_the_length_that_a_refusal_names_is_one_that_fits() -> None:
+    """Also where a sequence holds blocks in several groups: they share the pool."""
+    groups = (KVGroup(), KVGroup(sliding_window=64))
+    with pytest.raises(ConfigurationError) as caught:
+        size(max_model_len=1024, groups=groups)
+    longest = int(caught.value.message.rstrip(".").rsplit(" ", 1)[1])
+    assert size(max_model_len=longest, groups=groups).most_sequences == 1
+    with pytest.raises(ConfigurationError):
+        size(max_model_len=longest + 1, groups=groups)
+
+
 def test_no_block_at_all_is_refused_too() -> None:
     """Memory for less than a block is too small as well."""
     with pytest.raises(ConfigurationError, match="0 blocks of 16 tokens: too small"):

@@ -2,7 +2,13 @@
 
 import pytest
 
-from triolet.kvcache.arithmetic import block_bytes, most_sequences, num_blocks_for, num_blocks_that_fit
+from triolet.kvcache.arithmetic import (
+    block_bytes,
+    longest_sequence,
+    most_sequences,
+    num_blocks_for,
+    num_blocks_that_fit,
+)
 from triolet.kvcache.group import KVGroup
 from triolet.kvcache.manager import KVCacheManager
 
@@ -25,6 +31,17 @@ def test_sequences_of_a_length() -> None:
     assert num_blocks_for(33, block_size=16) == 3
     assert most_sequences(num_blocks=10, num_tokens=33, block_size=16) == 3
     assert num_blocks_for(33, block_size=16, groups=(KVGroup(), KVGroup())) == 6
+
+
+def test_the_longest_sequence_is_the_last_that_fits() -> None:
+    """One token more needs a block that is not there; no more than what was asked about; 0 where none fits."""
+    both = (KVGroup(), KVGroup(sliding_window=4))
+    for groups in ((KVGroup(),), both):
+        length = longest_sequence(num_blocks=10, most=1000, block_size=4, groups=groups)
+        assert num_blocks_for(length, block_size=4, groups=groups) <= 10
+        assert num_blocks_for(length + 1, block_size=4, groups=groups) > 10
+    assert longest_sequence(num_blocks=10, most=5, block_size=4) == 5
+    assert longest_sequence(num_blocks=1, most=5, block_size=4, groups=both) == 0
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 5])
