@@ -64,7 +64,7 @@ class EngineConfig:
     """Most requests waiting for admission; past it a request is refused with 503 before it is tokenized."""
     max_num_queued_tokens: int = attrs.field(default=0, validator=_at_least(0))
     """Most prompt tokens waiting for admission, estimated before they are tokenized; 0 sets no limit."""
-    runner: Literal["thread", "process"] = "thread"
+    runner: Literal["thread", "process"] = attrs.field(default="thread", validator=_one_of("thread", "process"))
     """Where the model runs: in a thread of this process, or in a process of its own, which is replaced when it dies."""
     step_timeout: float = attrs.field(default=60.0, validator=_at_least(0))
     """Seconds after which a step that has not landed turns /health and has a runner process replaced; 0: never."""

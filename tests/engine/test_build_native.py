@@ -76,8 +76,9 @@ async def test_flags_that_cannot_be_met_say_why(folder: Path, fields: dict[str, 
 
 
 def test_unknown_formats_list_the_known() -> None:
-    """Before anything is loaded."""
-    for field, names in (("quantization", "none, int8, int4"), ("kv_cache_dtype", "auto, int8")):
+    """Before anything is loaded; an unknown carrier is refused likewise, and not taken for a thread."""
+    known = (("quantization", "none, int8, int4"), ("kv_cache_dtype", "auto, int8"), ("runner", "thread, process"))
+    for field, names in known:
         flag = field.replace("_", "-")
         with pytest.raises(ConfigurationError, match=f"--{flag} must be one of {names}, not 'awq'"):
             EngineConfig(**{field: "awq"})  # type: ignore[arg-type]
