@@ -92,10 +92,9 @@ class Controls:
 
         def apply() -> None:
             self._scheduler.set_limits(attrs.evolve(self._scheduler.config, **limits))
+            self._registry.set_limits(max_queued=max_num_queued_reqs, max_queued_tokens=max_num_queued_tokens)
 
-        if limits:
-            await self._at_boundary(apply)
-        self._registry.set_limits(max_queued=max_num_queued_reqs, max_queued_tokens=max_num_queued_tokens)
+        await self._at_boundary(apply)
         return self.settings
 
     async def pause(self, paused: bool) -> Settings:

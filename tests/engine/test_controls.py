@@ -67,6 +67,23 @@ async def test_the_prefix_cache_is_reset_when_nobody_holds_blocks(autojump_clock
         assert await cached() == 0
 
 
+async def test_a_change_whose_asker_leaves_comes_to_hold_as_a_whole(mock_clock: trio.testing.MockClock) -> None:
+    """At the next step boundary: the limits of the step and those of the queue, or neither before."""
+    parts = simulate(max_num_batched_tokens=64, max_num_seqs=2, max_num_queued_reqs=8).parts
+    async with run_engine(parts) as engine, engine.generate("hello\n"), trio.open_nursery() as nursery:
+        await trio.testing.wait_all_tasks_blocked()
+        before = engine.controls.settings
+        nursery.start_soon(lambda: engine.controls.change(max_num_batched_tokens=4, max_num_queued_reqs=1))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        assert engine.controls.settings == before
+        with trio.CancelScope(shield=True):
+            mock_clock.jump(1)
+            await trio.testing.wait_all_tasks_blocked()
+        settings = engine.controls.settings
+        assert (settings.max_num_batched_tokens, settings.max_num_queued_reqs) == (4, 1)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
