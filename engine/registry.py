@@ -129,11 +129,6 @@ class Registry:
         """The prompt tokens of the requests that are queued."""
         return self._num_queued_tokens
 
-    @property
-    def num_scopes(self) -> int:
-        """Requests whose reader has not left."""
-        return len(self._by_name)
-
     def get(self, request_id: RequestId) -> OpenRequest | None:
         """The request of that inner id, if its terminal event is still to come."""
         return self._by_id.get(request_id)
