@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import trio
 
-from property_tests.memory import MemoryDevice
+from property_tests.reporting import ReportingMemory
 from triolet.api.config import ServerConfig
 from triolet.api.serve import serve
 from triolet.engine.config import EngineConfig
@@ -33,7 +33,7 @@ def simulation() -> Simulation:
         max_num_seqs=16,
         max_num_batched_tokens=2048,
         step_s=0.0,
-        runner=MemoryDevice,
+        runner=ReportingMemory,
     )
 
 
