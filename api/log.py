@@ -7,8 +7,9 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import trio
 
 if TYPE_CHECKING:
@@ -58,6 +59,17 @@ def configure_logging(level: str, style: str = "text") -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("triolet").setLevel(level.upper())
+
+
+def describe(*configs: Any) -> str:
+    """The settings that are not the defaults, as the flags spell them; keys and passwords are left out."""
+    told = [
+        f"--{field.name.replace('_', '-')} {value}"
+        for config in configs
+        for field in attrs.fields(type(config))
+        if field.repr and (value := getattr(config, field.name)) != field.default
+    ]
+    return " ".join(told) or "as by default"
 
 
 class Throughput:

@@ -29,7 +29,7 @@ from .config import ServerConfig
 from .errors import ShuttingDown, leaf_error
 from .lag import watch_lag
 from .lifecycle import Lifecycle
-from .log import log_throughput
+from .log import describe, log_throughput
 from .metrics import Metrics
 from .server import Server
 from .service import Service
@@ -75,6 +75,7 @@ async def serve(
     Raises StartError when it cannot start. `open_engine` is the engine's scope, given so that it can be another one;
     `loading` shows its progress, until it is up.
     """
+    log.info("configuration: %s", describe(engine_config, config))
     server = Server(config)
     run = Run(config=config, server=server, lifecycle=Lifecycle())
     metrics = Metrics(config.metrics_prefix)

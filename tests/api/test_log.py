@@ -9,7 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from triolet.api.log import JsonLine, OneLine, Throughput, log_throughput
+from triolet.api.config import ServerConfig
+from triolet.api.log import JsonLine, OneLine, Throughput, describe, log_throughput
+from triolet.engine.config import EngineConfig
 from triolet.engine.stats import CacheFacts
 
 from .fake_engine import FakeEngine
@@ -66,6 +68,13 @@ def test_an_event_is_one_line() -> None:
     except ValueError:
         record.exc_info = sys.exc_info()
     assert OneLine().format(record).endswith("ValueError: boom")
+
+
+def test_the_configuration_is_told_without_its_keys() -> None:
+    """The flags that are not the defaults; a key is no such thing."""
+    assert describe(EngineConfig(), ServerConfig()) == "as by default"
+    server = ServerConfig(port=0, api_key=("the-key",))
+    assert describe(EngineConfig(max_num_seqs=8), server) == "--max-num-seqs 8 --port 0"
 
 
 def test_an_event_is_one_json_object() -> None:
