@@ -41,10 +41,11 @@ class Expected:
 
     model: RandomModel
     cases: list[Case]
+    short: list[Case]
+    """Prompts of one block or two, whose answers need another."""
 
     def check(self, answers: Sequence[Answer], engine: Engine) -> None:
-        assert [answer.token_ids for answer in answers] == [case.answer for case in self.cases]
-        check_pool_is_free(engine)
+        check(answers, self.cases, engine)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -54,7 +55,12 @@ def expected(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if "rope_parameters" in fields:
         fields["rope_parameters"] = {"rope_theta": 10000.0, **fields["rope_parameters"]}
     model = random_model(tmp_path_factory.mktemp("models") / "random", **fields)
-    return Expected(model, model.greedy_cases(8, 20))
+    return Expected(model, model.greedy_cases(8, 20), model.greedy_cases(12, 20, seed=1, longest=24))
+
+
+def check(answers: Sequence[Answer], cases: Sequence[Case], engine: Engine) -> None:
+    assert [answer.token_ids for answer in answers] == [case.answer for case in cases]
+    check_pool_is_free(engine)
 
 
 async def test_alone_and_in_a_mixed_batch(expected: Expected) -> None:
@@ -85,9 +91,9 @@ async def test_in_chunks_of_16_and_after_a_prefix_hit(expected: Expected, limits
 
 @pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": CHUNK, "max_num_seqs": 8}])
 async def test_after_forced_preemption(expected: Expected, limits: dict[str, int]) -> None:
-    """A pool for one request of full length makes eight take turns."""
+    """A pool for one request of full length: several begin, all grow, and no growth fits."""
     config = expected.model.config(num_blocks=MAX_LENGTH // BLOCK_SIZE, **limits)
     async with open_engine(config) as engine:
         assert engine.stats().num_blocks == 8
-        expected.check(await ask_together(engine, expected.cases), engine)
+        check(await ask_together(engine, expected.short), expected.short, engine)
         assert engine.stats().preemptions > 0
