@@ -166,6 +166,18 @@ def test_an_answer_may_end_at_several_tokens(tmp_path: Path) -> None:
         ({"extra": {"llama.rope.scaling.type": "su"}}, "llama.rope.scaling.type is 'su'; none, linear and yarn are"),
         ({"leave_out": "token_embd.weight"}, "tensor token_embd.weight is missing."),
         ({"extra": {"general.alignment": 33}}, "general.alignment is 33, not a power of two."),
+        (
+            {"extra": {"llama.rope.dimension_count": 0}},
+            "llama.rope.dimension_count must be a whole number above 0, not 0.",
+        ),
+        (
+            {"model": make_model("qwen2"), "extra": {"qwen2.attention.value_length": 8}},
+            "qwen2.attention.value_length differs from the key length, 16.",
+        ),
+        (
+            {"extra_tensors": {"rope_freqs.weight": np.ones(8, np.float16)}},
+            "tensor rope_freqs.weight must be stored as 32-bit floats.",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_run_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
