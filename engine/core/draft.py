@@ -6,11 +6,10 @@ A sequence that is preempted while the plan is made takes its entries with it.
 import attrs
 
 from ...kvcache.ids import BlockId
+from ...kvcache.manager import TableWrite
 from .plan import JoinedSequence, StepPlan
 from .request import Sequence, State
 from .running import RunningSet
-
-TableWrite = tuple[int, int, BlockId]
 
 PROMPT_LOGPROBS_PER_STEP = 512
 """Tokens of prompts whose log-probabilities are asked for, in one step: each needs a row of logits, a hundred thousand
