@@ -16,7 +16,6 @@ step: one `trio.to_thread.run_sync` in the engine's nursery, fed by a `SimpleQue
 import queue
 import threading
 import traceback
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Generic, Protocol, TypeVar
@@ -27,7 +26,7 @@ import trio
 
 from .core.errors import EngineDead, TrioletError
 from .core.plan import StepPlan, StepResult
-from .parking import ParkingSpot
+from .outcomes import Outcomes
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -115,8 +114,7 @@ class ThreadDevice:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[StepPlan | Callable[[], object] | _Stop] = queue.SimpleQueue()
-        self._answers: deque[outcome.Outcome[object]] = deque()
-        self._spot = ParkingSpot()
+        self._outcomes = Outcomes()
         self._closed = False
         # The device thread's own:
         self._runner: Runner | None = None
@@ -139,19 +137,19 @@ class ThreadDevice:
             return extra
 
         self._jobs.put(make)
-        return await self._receive()  # type: ignore[return-value]
+        return await self._outcomes.take()  # type: ignore[return-value]
 
     def send(self, plan: StepPlan) -> None:
         self._jobs.put(plan)
 
     async def receive(self) -> StepResult:
-        result = await self._receive()
+        result = await self._outcomes.take()
         assert isinstance(result, StepResult)
         return result
 
     async def restore(self) -> bool:
         self._jobs.put(self._reset)
-        await self._receive()
+        await self._outcomes.take()
         return True
 
     async def watch(self) -> None:
@@ -166,17 +164,6 @@ class ThreadDevice:
             self._closed = True
             self._jobs.put(_Stop())
 
-    async def _receive(self) -> object:
-        if self._answers:
-            await trio.lowlevel.checkpoint()
-        while not self._answers:
-            await self._spot.wait()
-        return self._answers.popleft().unwrap()
-
-    def _deliver(self, answer: outcome.Outcome[object]) -> None:
-        self._answers.append(answer)
-        self._spot.wake()
-
     def _loop(self, token: trio.lowlevel.TrioToken) -> None:
         """In the device thread."""
         while True:
@@ -187,7 +174,7 @@ class ThreadDevice:
             if isinstance(job, StepPlan) and self._broken:
                 continue
             answer = outcome.capture(job) if callable(job) else outcome.capture(self._execute, job)
-            token.run_sync_soon(self._deliver, answer)
+            token.run_sync_soon(self._outcomes.put, answer)
 
     def _execute(self, plan: StepPlan) -> StepResult:
         if self._runner is None:

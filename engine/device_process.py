@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ from .core.errors import ConfigurationError, ModelLoadError, StartError
 from .core.plan import StepPlan, StepResult
 from .device import DeviceFailed, DeviceLost
 from .device_wire import Failure, FrameBuffer, Kind, Log, Progress, Start, decode_result, encode
+from .outcomes import Outcomes
 from .parking import ParkingSpot
 
 T = TypeVar("T")
@@ -53,8 +53,7 @@ class ProcessDevice:
         self._order = b""
         self._first_answer: bytes | None = None
         self._child: _Child | None = None
-        self._answers: deque[outcome.Outcome[object]] = deque()
-        self._spot = ParkingSpot()
+        self._outcomes = Outcomes()
         self._nursery: trio.Nursery | None = None
         self._opened, self._closed = trio.Event(), trio.Event()
 
@@ -91,7 +90,7 @@ class ProcessDevice:
             self._child.send(encode(Kind.PLAN, plan))
 
     async def receive(self) -> StepResult:
-        result = await self._receive()
+        result = await self._outcomes.take()
         assert isinstance(result, StepResult)
         return result
 
@@ -104,7 +103,7 @@ class ProcessDevice:
         return False
 
     async def watch(self) -> None:
-        await self._receive()
+        await self._outcomes.take()
         raise AssertionError("the runner process has answered what nobody asked")
 
     def give_up(self) -> None:
@@ -120,12 +119,12 @@ class ProcessDevice:
     async def _launch(self) -> bytes:
         await self._opened.wait()
         assert self._nursery is not None
-        self._answers.clear()
+        self._outcomes.clear()
         self._child = _Child()
         self._nursery.start_soon(self._attend, self._child)
         level = logging.getLogger("triolet").getEffectiveLevel()
         self._child.send(encode(Kind.START, Start(factory=self._factory, order=self._order, log_level=level)))
-        answer = await self._receive()
+        answer = await self._outcomes.take()
         assert isinstance(answer, bytes)
         return answer
 
@@ -134,7 +133,7 @@ class ProcessDevice:
         child.send(encode(Kind.RESET))
         try:
             with trio.move_on_after(PROBE_S_MAX):
-                await self._receive()
+                await self._outcomes.take()
                 return
         except DeviceLost:
             raise
@@ -142,14 +141,7 @@ class ProcessDevice:
             pass
         child.kill("it did not answer after a failed step, and was killed")
         while True:
-            await self._receive()  # the last thing to come is its DeviceLost
-
-    async def _receive(self) -> object:
-        if self._answers:
-            await trio.lowlevel.checkpoint()
-        while not self._answers:
-            await self._spot.wait()
-        return self._answers.popleft().unwrap()
+            await self._outcomes.take()  # the last thing to come is its DeviceLost
 
     async def _attend(self, child: "_Child") -> None:
         """A process's life: pass on what it says until it is gone."""
@@ -162,24 +154,20 @@ class ProcessDevice:
             child.kill()
             await child.reap()
             self._child = None
-        self._deliver(outcome.Error(DeviceLost(child.epitaph)))
-
-    def _deliver(self, answer: outcome.Outcome[object]) -> None:
-        self._answers.append(answer)
-        self._spot.wake()
+        self._outcomes.put(outcome.Error(DeviceLost(child.epitaph)))
 
     def _take(self, kind: Kind, payload: bytes) -> None:
         match kind:
             case Kind.RESULT:
-                self._deliver(outcome.Value(decode_result(payload)))
+                self._outcomes.put(outcome.Value(decode_result(payload)))
             case Kind.STARTED | Kind.READY:
-                self._deliver(outcome.Value(payload))
+                self._outcomes.put(outcome.Value(payload))
             case Kind.STEP_FAILED:
                 failure = msgspec.msgpack.decode(payload, type=Failure)
-                self._deliver(outcome.Error(DeviceFailed(failure.kind, out_of_memory=failure.out_of_memory)))
+                self._outcomes.put(outcome.Error(DeviceFailed(failure.kind, out_of_memory=failure.out_of_memory)))
             case Kind.START_FAILED:
                 failure = msgspec.msgpack.decode(payload, type=Failure)
-                self._deliver(outcome.Error(_START_ERRORS[failure.kind](failure.message)))
+                self._outcomes.put(outcome.Error(_START_ERRORS[failure.kind](failure.message)))
             case Kind.PROGRESS:
                 progress = msgspec.msgpack.decode(payload, type=Progress)
                 if self._progress is not None:
