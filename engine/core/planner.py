@@ -57,8 +57,8 @@ class Planner:
 
     def plan(
         self, step: int, num_in_flight: int, *, now: float, fastest_step_s: float
-    ) -> tuple[StepPlan, list[tuple[Sequence, int]]] | None:
-        """The next plan, and the sequences whose prompts' chunks land with it, with the chunks' lengths.
+    ) -> tuple[StepPlan, list[Sequence]] | None:
+        """The next plan, and the sequences whose prompts' chunks land with it.
 
         None: nothing can run before a step in flight lands or somebody comes.
         """
@@ -222,7 +222,7 @@ class Planner:
 
     # The end of a plan
 
-    def _seal(self, draft: Draft, step: int) -> tuple[StepPlan, list[tuple[Sequence, int]]]:
+    def _seal(self, draft: Draft, step: int) -> tuple[StepPlan, list[Sequence]]:
         running = self._running
         plan = draft.seal(step=step, running=running, copies=self._cache.take_copies())
         running.joining.clear()
@@ -241,7 +241,7 @@ class Planner:
                 self._set_limit(sequence, sequence.num_computed)
         self._stats.num_steps += 1
         self._stats.num_scheduled_tokens += plan.num_tokens
-        return plan, landing
+        return plan, [sequence for sequence, _ in landing]
 
     def _preempt(
         self,

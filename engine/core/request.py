@@ -51,7 +51,7 @@ class Request:
 
 
 class State(enum.Enum):
-    """Where a sequence is. Each arrow is one method of the scheduler.
+    """Where a sequence is. Each arrow goes through `RunningSet`, but for the end of one that waits.
 
     WAITING ──admit──▶ PREFILLING ──▶ DECODING ──▶ ENDED
        ▲                │   │  ▲       │ ▲  │ └──▶ CLOSING ──▶ ENDED    (its last token is in flight)

@@ -161,7 +161,7 @@ class Scheduler:
         plan, landing = made
         self._step = plan.step
         self._cache.begin_step(plan.step)
-        chunks = tuple((sequence, sequence.device_id, sequence.num_computed) for sequence, _ in landing)
+        chunks = tuple((sequence, sequence.device_id, sequence.num_computed) for sequence in landing)
         self._in_flight.append(_InFlight(plan.step, now, chunks))
         return plan
 
