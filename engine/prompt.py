@@ -1,7 +1,7 @@
-"""Prompts: the three forms in which one may come, and the checks that a prompt must pass before it is scheduled.
+"""Prompts: the four forms in which one may come, and the checks that a prompt must pass before it is scheduled.
 
-Pure: the standard library, attrs and the core's errors. A prompt's fault raises `InvalidRequest` with
-`param="prompt"` (or "messages"), and ends that request alone.
+Pure: the standard library, attrs and the core's errors. A prompt's fault raises `InvalidRequest` with the field's name
+as its `param` ("prompt" or "messages", mostly), and ends that request alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
