@@ -58,11 +58,8 @@ class Lifecycle:
         self._idle = trio.Event()
 
     @contextmanager
-    def request(self, request_id: str, *, caller: str = "", supersede_key: str | None = None) -> Iterator[OpenRequest]:
-        """Registers a request for as long as the block runs, and ends the one it supersedes.
-
-        Raises the reason when no more are taken.
-        """
+    def request(self, request_id: str, *, caller: str = "") -> Iterator[OpenRequest]:
+        """Registers a request for as long as the block runs. Raises the reason when no more are taken."""
         if self.closed_because is not None:
             raise self.closed_because.with_traceback(None)  # One object, raised often: it must not collect frames.
         request = OpenRequest(request_id, caller=caller)
