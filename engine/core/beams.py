@@ -27,8 +27,8 @@ class Continuation:
 
 
 @attrs.frozen(kw_only=True)
-class Answer:
-    """A finished answer."""
+class FinishedBeam:
+    """A beam that has become an answer."""
 
     tokens: tuple[TokenId, ...]
     """Without the end token."""
@@ -57,7 +57,7 @@ class BeamSearch:
         min_tokens: int = 0,
     ) -> None:
         self.num_candidates = num_candidates(num_beams, len(end_tokens))
-        self.answers: list[Answer] = []
+        self.answers: list[FinishedBeam] = []
         """The best finished ones so far, best first, at most `num_beams`."""
         self._num_beams = num_beams
         self._length_penalty = length_penalty
@@ -126,7 +126,7 @@ class BeamSearch:
         tokens = tuple(continuation.parent.tokens[self._num_prompt_tokens :])
         by_end_token = continuation.token in self._end_tokens
         num_tokens = len(tokens) + 1
-        answer = Answer(
+        answer = FinishedBeam(
             tokens=tokens if by_end_token else (*tokens, continuation.token),
             num_tokens=num_tokens,
             by_end_token=by_end_token,
