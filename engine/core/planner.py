@@ -178,11 +178,15 @@ class Planner:
             draft.grant(sequence, length)
             promised += self._blocks_to_come(sequence)
 
+    def _looks_up(self, sequence: Sequence) -> bool:
+        """Whether a cached beginning may be used."""
+        return self._cache.enable_prefix_caching and not sequence.group.wants_prompt_logprobs
+
     def _match(self, sequence: Sequence) -> PrefixMatch:
         """What of it need not be computed."""
-        if sequence.group.wants_prompt_logprobs:
-            return PrefixMatch(num_tokens=0, tables=tuple([] for _ in self._cache.groups))
-        return self._cache.match(sequence.blocks, sequence.tokens)
+        if self._looks_up(sequence):
+            return self._cache.match(sequence.blocks, sequence.tokens)
+        return PrefixMatch(num_tokens=0, tables=tuple([] for _ in self._cache.groups))
 
     def _waiting_to_running(self, sequence: Sequence, num_cached_tokens: int) -> None:
         self._running.enter(sequence, State.PREFILLING)
@@ -191,7 +195,8 @@ class Planner:
         if sequence.group.was_admitted:
             return
         sequence.group.was_admitted = True
-        self._stats.prefix_queries += len(sequence.tokens)
+        if self._looks_up(sequence):
+            self._stats.prefix_queries += len(sequence.tokens)
         self._stats.prefix_hits += num_cached_tokens
         self._stats.prompt_tokens += len(sequence.tokens)
         self._outbox.admitted.append(Admitted(request=sequence.request.id, num_cached_tokens=num_cached_tokens))

@@ -1,15 +1,20 @@
 """What is measured: times from arrival, counts, and the numbers of the moment."""
 
 import attrs
+import pytest
 import trio
 import trio.testing
 
 from triolet.engine.core.events import FinishReason
+from triolet.engine.core.ids import RequestId, TokenId
 from triolet.engine.core.params import SamplingParams
+from triolet.engine.core.request import Request
+from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
 from triolet.engine.observer import AbortReason, NoObserver, Phase, RequestEnd, StepSeen
 from triolet.engine.open import run_engine
 from triolet.engine.options import DEFAULT_OPTIONS, RequestOptions
 from triolet.engine.registry import RETRY_AFTER_S_MAX, Registry, Stage
+from triolet.kvcache.manager import KVCacheManager
 
 from .simulated import simulate
 
@@ -132,6 +137,18 @@ async def test_stats_tell_the_moment(mock_clock: trio.testing.MockClock) -> None
         stats = engine.stats()
     assert (stats.prompt_tokens, stats.prefix_queries, stats.generation_tokens) >= (6, 6, 6)
     assert stats.steps >= 6
+
+
+@pytest.mark.parametrize(("enabled", "asked", "expected"), [(True, None, 6), (True, 0, 0), (False, None, 0)])
+def test_prefix_queries_are_the_tokens_that_were_looked_up(enabled: bool, asked: int | None, expected: int) -> None:
+    """None without prefix caching, and none of a prompt that is computed for its log-probabilities."""
+    cache = KVCacheManager(num_blocks=8, block_size=4, enable_prefix_caching=enabled)
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=8), cache)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=asked)
+    prompt = tuple(map(TokenId, range(6)))
+    scheduler.submit(Request(id=RequestId("a"), prompt_token_ids=prompt, params=params, seed=0))
+    assert scheduler.plan(0.0) is not None
+    assert (scheduler.stats.prompt_tokens, scheduler.stats.prefix_queries) == (6, expected)
 
 
 def test_the_time_to_come_back_follows_the_rate() -> None:
