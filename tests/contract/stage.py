@@ -4,6 +4,7 @@ A state is reached by stepping to it and looking at the plans; nothing depends o
 """
 
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -17,6 +18,7 @@ from tests.engine.simulated import ByteDecoder, ByteTokenizer, EchoMemory, Simul
 from triolet.api.config import ServerConfig
 from triolet.api.serve import Run, serve
 from triolet.engine.config import EngineConfig
+from triolet.engine.core.grammar import GrammarSpec
 from triolet.engine.core.plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
 from triolet.engine.open import run_engine
@@ -99,6 +101,27 @@ class StageTokenizer(ByteTokenizer):
         return LoudDecoder() if self.loud else ByteDecoder()
 
 
+class StageCompiler:
+    """Compiles grammars at once; held, it waits in its thread."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self.started = trio.Event()
+        self.may_end = threading.Event()
+        self._token = trio.lowlevel.current_trio_token()
+
+    def has(self, spec: GrammarSpec) -> bool:
+        return False
+
+    def prepare(self) -> None:
+        pass
+
+    def compile(self, spec: GrammarSpec) -> None:
+        if self.held:
+            self._token.run_sync_soon(self.started.set)
+            self.may_end.wait()
+
+
 @attrs.frozen
 class Held:
     """What a server holds of the machine."""
@@ -124,6 +147,7 @@ class Stage:
     simulation: Simulation
     device: SteppedDevice
     tokenizer: StageTokenizer
+    compiler: StageCompiler
     idle: Held = attrs.field(factory=held_now)
     others: list[Any] = attrs.field(factory=list)
     """Clients that stay."""
@@ -162,6 +186,7 @@ class Stage:
     async def wait_all_gone(self) -> None:
         """Until nobody is connected, and tasks, descriptors and blocks are where they were."""
         self.tokenizer.may_end.set()
+        self.compiler.may_end.set()
         await until(lambda: not self.num_open and not self.run.server.num_connections and self.engine_is_empty())
         await until(lambda: held_now().no_more_than(self.idle))
 
@@ -183,7 +208,7 @@ async def staged(
     **config: Any,
 ) -> AsyncIterator[Stage]:
     """A server on a free port; stopped at the end, at once."""
-    tokenizer = StageTokenizer()
+    tokenizer, compiler = StageTokenizer(), StageCompiler()
     simulation = simulate(
         max_num_seqs=max_num_seqs,
         num_blocks=num_blocks,
@@ -194,6 +219,7 @@ async def staged(
         fail_at=fail_at,
         runner=runner,
         tokenizer=tokenizer,
+        grammars=compiler,
     )
     device = SteppedDevice(simulation.device)
     if step_freely:
@@ -224,9 +250,11 @@ async def staged(
             simulation=simulation,
             device=device,
             tokenizer=tokenizer,
+            compiler=compiler,
             status=status,
             ended=ended,
         )
         tokenizer.may_end.set()
+        compiler.may_end.set()
         device.step(float("inf"))
         run.stop.set()

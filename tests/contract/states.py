@@ -19,6 +19,10 @@ def body(text: str = LONG, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 40, **fields}
 
 
+KINDS: dict[str, dict[str, Any]] = {"one": {}, "three": {"n": 3}, "beams": {"n": 3, "use_beam_search": True}}
+GRAMMAR: dict[str, dict[str, Any]] = {"grammar": {"structured_outputs": {"regex": "[ab]+"}}}
+
+
 @attrs.frozen
 class State:
     """How to get a request there."""
@@ -32,6 +36,7 @@ class State:
     """The step in flight when the client leaves samples tokens for it."""
     num_others: int = 0
     streamed: tuple[bool, ...] = (True, False)
+    kinds: dict[str, dict[str, Any]] = KINDS
 
 
 async def tokenizing(stage: Stage, client: Client, asked: dict[str, Any]) -> None:
@@ -39,6 +44,14 @@ async def tokenizing(stage: Stage, client: Client, asked: dict[str, Any]) -> Non
     stage.tokenizer.held = True
     await client.ask(CHAT, {**asked, "messages": [{"role": "user", "content": "a" * 5000}]})
     await stage.tokenizer.started.wait()
+    assert stage.engine.stats().waiting == 1
+
+
+async def compiling(stage: Stage, client: Client, asked: dict[str, Any]) -> None:
+    """Its grammar, in the compiler's thread."""
+    stage.compiler.held = True
+    await client.ask(CHAT, asked)
+    await stage.compiler.started.wait()
     assert stage.engine.stats().waiting == 1
 
 
@@ -90,14 +103,14 @@ async def ended(stage: Stage, client: Client, asked: dict[str, Any]) -> None:
 
 STATES = [
     State("tokenizing", tokenizing),
+    State("compiling", compiling, kinds=GRAMMAR),
     State("queued", queued, num_others=1),
-    State("in prefill", in_prefill),
-    State("in decode", in_decode, tokens_in_flight=True),
+    State("in prefill", in_prefill, kinds=KINDS | GRAMMAR),
+    State("in decode", in_decode, tokens_in_flight=True, kinds=KINDS | GRAMMAR),
     State("sending a delta", sending, stalled=True, loud=True, tokens_in_flight=True, streamed=(True,)),
     State("between the last token and the last byte", ended, stalled=True, loud=True),
 ]
 SHUT = [attrs.evolve(state, name=f"{state.name}, the window shut", window=1000) for state in STATES if state.stalled]
-KINDS: dict[str, dict[str, Any]] = {"one": {}, "three": {"n": 3}, "beams": {"n": 3, "use_beam_search": True}}
 
 
 def events(text: bytes) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 
 from .clients import PROTOCOLS, connect
 from .stage import staged, until
-from .states import KINDS, SHUT, STATES, State, body
+from .states import SHUT, STATES, State, body
 
 
 def cases() -> Iterator[Any]:
@@ -16,7 +16,7 @@ def cases() -> Iterator[Any]:
         for way in client.WAYS:
             for state in STATES + (SHUT if protocol == "http/2" else []):
                 for streamed in state.streamed:
-                    for kind, fields in KINDS.items():
+                    for kind, fields in state.kinds.items():
                         if not (streamed and kind == "beams"):
                             how = "streamed" if streamed else "plain"
                             yield pytest.param(
