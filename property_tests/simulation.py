@@ -64,6 +64,8 @@ class Scenario:
     """Requests that share one of two keys, so that a newer one takes an older one's place."""
     decoder_fails_rate: float = 0.0
     """Requests whose text cannot be decoded."""
+    tokenizer_fails_rate: float = 0.0
+    """Requests whose prompt cannot be encoded."""
     cancel_first_at: int | None = None
     """The first client is cancelled when it runs for the so-maniest time: at that checkpoint of its life."""
 
@@ -200,7 +202,10 @@ class BrokenDecoder:
 
 
 class FaultyTokenizer(ByteTokenizer):
-    """Breaks the decoders of the prompts that begin with byte 255."""
+    """Breaks the decoders of the prompts that begin with byte 255, and at every prompt that is a text."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise ValueError("planted")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token_ids).decode("latin-1")
@@ -269,6 +274,7 @@ class Simulation:
     async def client(self, engine: Engine, number: int, draw: random.Random) -> None:
         """One request, and what its client does with it."""
         broken = draw.random() < self.scenario.decoder_fails_rate
+        unreadable = self.scenario.tokenizer_fails_rate > 0 and draw.random() < self.scenario.tokenizer_fails_rate
         prompt = [255 if broken else 1, *(draw.choice((1, 2)) for _ in range(draw.randint(1, 60)))]
         params = SamplingParams(
             n=draw.choice((1, 1, 1, 2)), max_tokens=draw.randint(1, 40), seed=number, ignore_eos=draw.random() < 0.5
@@ -293,7 +299,7 @@ class Simulation:
                     task = trio.lowlevel.current_task()
                     self.canceller = CancelAt(task, scope, self.scenario.cancel_first_at)
                     trio.lowlevel.add_instrument(self.canceller)
-                async with engine.generate(prompt, params, options=options) as stream:
+                async with engine.generate("?" if unreadable else prompt, params, options=options) as stream:
                     while most_reads and None in reasons:
                         output = await anext(stream)
                         given[output.choice] += output.token_ids
@@ -303,7 +309,7 @@ class Simulation:
         except Overloaded:
             self.tally.refused += 1
         except RequestFailed:
-            assert broken or self.scenario.device_faults, "only a planted fault fails a request"
+            assert broken or unreadable or self.scenario.device_faults, "only a planted fault fails a request"
             self.tally.failed += 1
         except EngineDead:
             self.tally.dead += 1

@@ -40,12 +40,13 @@ def storm_size() -> int:
     policy=st.sampled_from(["fcfs", "priority", "fair"]),
     num_blocks=st.sampled_from([30, 48, 200]),
     decoder_fails_rate=st.sampled_from([0.0, 0.2]),
+    tokenizer_fails_rate=st.sampled_from([0.0, 0.2]),
     hasty_rate=st.sampled_from([0.0, 0.3]),
     superseding_rate=st.sampled_from([0.0, 0.5]),
 )
 def test_s7_s8_k11_any_load_ends_well(**drawn: object) -> None:
     """S7, S8, K11: arrivals, cancellations, slow readers, deadlines, short patience with the queue, newer requests in
-    the place of older ones, and broken decoders in any mixture."""
+    the place of older ones, broken decoders and prompts that break the tokenizer, in any mixture."""
     run(Scenario(num_requests=25, max_num_queued_reqs=16, **drawn))  # type: ignore[arg-type]
 
 
@@ -93,6 +94,14 @@ def test_s7_the_device_may_fail_at_any_step(depth: int) -> None:
 def test_a_broken_decoder_ends_its_own_request() -> None:
     """One request in five cannot be decoded: each of these fails, each other one is answered."""
     outcome = run(Scenario(seed=11, num_requests=200, cancel_rate=0.0, decoder_fails_rate=0.2, max_num_queued_reqs=500))
+    assert outcome.tally.failed > 10
+    assert outcome.tally.failed + outcome.tally.complete + outcome.tally.timed_out == 200
+
+
+def test_a_prompt_that_breaks_the_tokenizer_ends_its_own_request() -> None:
+    """One request in five: each of these fails before it is scheduled, each other one is answered."""
+    scenario = Scenario(seed=12, num_requests=200, cancel_rate=0.0, tokenizer_fails_rate=0.2, max_num_queued_reqs=500)
+    outcome = run(scenario)
     assert outcome.tally.failed > 10
     assert outcome.tally.failed + outcome.tally.complete + outcome.tally.timed_out == 200
 
