@@ -75,7 +75,7 @@ async def test_what_was_broken_off_during_a_step_is_not_in_the_next(model: Rando
         while streams:
             step = device.num_steps + chance.randrange(4)
             await device.wait_until(lambda step=step: device.num_steps >= step)
-            device.hold()
+            await device.hold()
             step, running = device.num_steps, device.running
             broken = set(chance.sample(sorted(streams), min(6, len(streams))))
             for number in broken:

@@ -52,16 +52,18 @@ class WatchedDevice(ThreadDevice):
         self._changed = trio.Event()
         self._may_land = trio.Event()
         self._may_land.set()
+        self._is_held = False
 
     @property
     def running(self) -> set[int]:
         """Requests in the batch of the last plan."""
         return set(self._running.values())
 
-    def hold(self) -> None:
-        """The step in flight, or else the next, does not land."""
+    async def hold(self) -> None:
+        """The step in flight, or else the next, does not land. Returns once it is held: none is planned after it."""
         if self._may_land.is_set():
             self._may_land = trio.Event()
+        await self.wait_until(lambda: self._is_held)
 
     def let_go(self) -> None:
         self._may_land.set()
@@ -87,7 +89,11 @@ class WatchedDevice(ThreadDevice):
 
     async def receive(self) -> StepResult:
         result = await super().receive()
-        await self._may_land.wait()
+        while not self._may_land.is_set():
+            self._is_held = True
+            self._wake()
+            await self._may_land.wait()
+        self._is_held = False
         return result
 
     def enter(self, number: int) -> None:
