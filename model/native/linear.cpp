@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include "pool.h"
 
 namespace triolet {
