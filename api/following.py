@@ -37,7 +37,7 @@ class Follower:
         limit it may still wait, so that a stream can begin, and ping, meanwhile.
         """
         job, request = self._job, self._request
-        options = job.terms.options
+        options = attrs.evolve(job.terms.options, label=job.label(self._index))
         if self._index:
             options = attrs.evolve(options, supersede_key=None)  # The prompts of a request don't replace each other.
         request.on_end(self._end)

@@ -46,6 +46,11 @@ class Job:
         """What the engine calls the request of prompt `index`."""
         return self.id if len(self.prompts) == 1 else f"{self.id}-{index}"
 
+    def label(self, index: int) -> str:
+        """What its client calls it, which other requests may be called too."""
+        name = self.terms.request_id
+        return name if len(self.prompts) == 1 else f"{name}-{index}"
+
 
 def chat_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     """POST /v1/chat/completions. Raises InvalidRequest or ModelNotFound."""

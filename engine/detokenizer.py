@@ -170,7 +170,7 @@ class Detokenizer:
         failed = request.mailbox.failed and not finished.never_admitted
         lengths = [answer.num_output_tokens for answer in reading.answers]
         end = RequestEnd(
-            name=request.name,
+            name=story.name,
             reason=FinishReason.ERROR if failed else reading.answers[0].reason,
             abort_reason=None if failed else _why_aborted(request, finished),
             arrival_time=request.arrival_time,

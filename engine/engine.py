@@ -135,6 +135,8 @@ class Engine:
             raise self._dead()
         now = self._clock()
         request = self._registry.enter(request_id, now, num_choices=num_choices, num_tokens=estimate_num_tokens(prompt))
+        if options.label is not None:
+            request.story.name = options.label
         if options.supersede_key is not None:
             older = self._registry.supersede(request, options.supersede_key)
             if older is not None:

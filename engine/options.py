@@ -24,6 +24,8 @@ class RequestOptions:
     `superseded`. A newer one that is refused takes nobody's place."""
     extra_keys: tuple[str | int | bytes, ...] = ()
     """Joined into the prefix hash: only requests with equal keys share cached blocks."""
+    label: str | None = attrs.field(default=None, eq=False)
+    """What its story and its trace call it; None: the request id that `generate` was given. Several may share one."""
 
 
 DEFAULT_OPTIONS = RequestOptions()
