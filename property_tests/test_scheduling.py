@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import choice_seed
+from triolet.engine.core.repetition import RepetitionDetection, RepetitionDetector
 
 from .world import Shape, World
 
@@ -182,3 +183,65 @@ def test_s2_a_long_prompt_takes_no_more_of_a_step_than_its_share_beside_streams(
     world.step()
     assert world.plans[-1].num_tokens == 30
     assert world.records[alone].finished is not None
+
+
+@given(num_waiting=st.integers(70, 150), policy=st.sampled_from(["fcfs", "priority", "fair"]), data=st.data())
+def test_s3_s5_who_ends_while_waiting_leaves_the_others_in_their_order(
+    num_waiting: int, policy: str, data: st.DataObject
+) -> None:
+    """Most of a long queue goes away; who stays is served in the order in which it came."""
+    world = World(Shape(num_blocks=400, block_size=4, max_num_seqs=1, policy=policy, enable_prefix_caching=False))
+    records = [world.records[world.submit([1], ONE)] for _ in range(num_waiting)]
+    staying = data.draw(st.sets(st.integers(0, num_waiting - 1), max_size=5))
+    for number, record in enumerate(records):
+        if number not in staying:
+            world.abort(record.request.id)
+    assert world.scheduler.num_waiting == len(staying)
+    served = []
+    while any(record.finished is None for record in records):
+        world.step()
+        served += [number for number in sorted(staying) if records[number].finished and number not in served]
+    assert served == sorted(staying)
+
+
+@given(n=st.integers(1, 4), most=st.integers(2, 30), num_blocks=st.integers(1, 40), block_size=st.integers(1, 4))
+def test_s6_a_search_is_refused_exactly_when_its_beams_cannot_all_be_there(
+    n: int, most: int, num_blocks: int, block_size: int
+) -> None:
+    """All beams of full length together must fit the pool."""
+    assume(most <= num_blocks * block_size)
+    world = World(Shape(num_blocks=num_blocks, block_size=block_size, max_num_seqs=4))
+    params = SamplingParams(n=n, max_tokens=most - 1, use_beam_search=True, ignore_eos=True)
+    record = world.records[world.submit([1], params)]
+    assert (record.finished is FinishReason.ERROR) == (n * -(-most // block_size) > num_blocks)
+    world.finish(4 * most * n + 20)
+
+
+def repeats(tokens: list[int], least: int, most: int, count: int) -> bool:
+    """The naive look: some pattern stands `count` times at the end."""
+    return any(
+        len(tokens) >= size * count and tokens[-size * count :] == tokens[-size:] * count
+        for size in range(least, most + 1)
+    )
+
+
+@given(
+    answer=st.lists(st.integers(0, 2), max_size=40),
+    prompt=st.lists(st.integers(0, 2), max_size=5),
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    count=st.integers(2, 4),
+)
+def test_an_answer_that_repeats_itself_is_noticed_at_its_first_repetition(
+    answer: list[int], prompt: list[int], sizes: tuple[int, int], count: int
+) -> None:
+    """Token by token the detector says what a look at the whole answer says; the prompt does not count."""
+    least, most = min(sizes), max(sizes)
+    params = RepetitionDetection(min_pattern_size=least, max_pattern_size=most, min_count=count)
+    detector = RepetitionDetector(params)
+    tokens = list(prompt)
+    for length, token in enumerate(answer, 1):
+        tokens.append(token)
+        said = detector.push(tokens, len(prompt))  # type: ignore[arg-type]
+        assert said == repeats(answer[:length], least, most, count)
+        if said:
+            break
