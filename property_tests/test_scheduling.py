@@ -8,7 +8,7 @@ S6  budget and blocks are used: a prompt gets as many tokens as they allow
 S8  the draws of a request's answers differ from each other
 """
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from triolet.engine.core.events import FinishReason
@@ -245,3 +245,23 @@ def test_an_answer_that_repeats_itself_is_noticed_at_its_first_repetition(
         assert said == repeats(answer[:length], least, most, count)
         if said:
             break
+
+
+@settings(max_examples=3)
+@given(num_keys=st.integers(1030, 1200))
+def test_s3_a_key_that_was_given_much_is_remembered_among_a_thousand(num_keys: int) -> None:
+    """Counters that say nothing are forgotten; that of a heavy key is not, however many keys came since."""
+    world = World(
+        Shape(num_blocks=400, block_size=4, max_num_seqs=1, max_num_batched_tokens=400, policy="fair",
+              enable_prefix_caching=False)
+    )  # fmt: skip
+    world.submit([1] * 300, ONE, key="heavy")
+    world.step()
+    for number in range(num_keys):
+        world.submit([1], ONE, key=f"key{number}")
+        world.step()
+    heavy = world.records[world.submit([1] * 3, ONE, key="heavy")]
+    light = world.records[world.submit([1] * 3, ONE, key="light")]
+    world.step()
+    assert (heavy.finished, light.finished) == (None, FinishReason.LENGTH)
+    world.finish(5)
