@@ -195,6 +195,12 @@ class KeptBatch:
                 if (shaper := self._shapers[row]) is not None:
                     shaper.take(token)
 
+    def stand_in(self, rows: Int64Array) -> None:
+        """These rows could not be sampled, and the next plan may be under way already: a token stands in for theirs, so
+        that it can be carried out. What comes of it is no one's: their sequences have ended."""
+        self._columns["known"][rows] += 1
+        self._columns["last_token"][rows] = 0
+
     def _leave(self, sequence: SequenceId) -> None:
         row = self._find(sequence, "leaves")
         del self._row[sequence]

@@ -91,6 +91,7 @@ class ModelRunner:
         prompts = prompt_logprobs(logits, self._batch, work)
         draws = draw(logits[: len(work.sampled_rows)], self._batch, work.sampled_rows, best)
         self._batch.advance(work, draws.rows[draws.first], draws.tokens[draws.first])
+        self._batch.stand_in(draws.failed_rows)
         return self._answer(plan.step, draws, prompts, started, computed)
 
     def _answer(

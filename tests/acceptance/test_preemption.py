@@ -25,3 +25,14 @@ async def test_a_hundred_requests_in_a_tenth_of_their_memory(tmp_path: Path) -> 
         assert engine.stats().preemptions > 0
     assert [answer.token_ids for answer in answers] == [case.answer for case in cases]
     assert {answer.last.finish_reason for answer in answers} == {"length"}
+
+
+async def test_plans_made_ahead_of_the_device_change_no_answer(tmp_path: Path) -> None:
+    """Two steps in flight, in a pool that is short: the same tokens, and everything is back."""
+    model = random_model(tmp_path / "random", seed=4)
+    cases = model.greedy_cases(20, MAX_TOKENS, longest=80) + model.drawn_cases(10, MAX_TOKENS, longest=80)
+    async with open_engine(model.config(num_blocks=60, max_steps_in_flight=2)) as engine:
+        answers = await ask_together(engine, cases)
+        check_pool_is_free(engine)
+        assert engine.stats().preemptions > 0
+    assert [answer.token_ids for answer in answers] == [case.answer for case in cases]

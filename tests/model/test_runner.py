@@ -189,6 +189,8 @@ def test_not_a_number_ends_one_sequence_alone(driver: Driver, answers: dict[tupl
     result = driver.step()
     assert result.failed == ((sick, "the model's logits are not numbers"),)
     assert result.sequences == (well,)
+    driver.running[sick].tokens.append(0)
+    assert driver.step().sequences == (well,), "a plan made before the failure was known is carried out"
     run = driver.leave(sick)
     driver.free += run.table
     heir = driver.join(prompt)
