@@ -144,6 +144,7 @@ async def _watch_signals(
             if run.stop.is_set() or not run.started:
                 log.warning("%s: stopping at once", name)
                 run.status = 0 if run.started else 128 + number
+                run.server.cut()
                 scope.cancel()
                 break
             log.info("%s: stopping; a second signal stops at once", name)

@@ -187,6 +187,10 @@ class Server:
             transport = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         await Connection(self._policy, app, self._config, self._context, transport).run()
 
+    def cut(self) -> None:
+        """No write waits any more, not even those that a cancellation cannot reach: for an end at once."""
+        self._policy.end_at(trio.current_time())
+
     async def stop(self, grace_s: float) -> None:
         """No new connections, idle ones close, and the others have `grace_s` to end; then `run` returns.
 

@@ -86,6 +86,23 @@ async def test_a_second_signal_ends_at_once(protocol: str) -> None:
 
 
 @both_protocols
+async def test_stalled_readers_do_not_hold_a_second_signal(protocol: str) -> None:
+    """Not for --write-timeout, and not for the time that last words have: the test's clock stands still."""
+    async with staged(signals=True, write_timeout=1_000_000.0, shutdown_timeout=1_000_000.0) as stage:
+        stage.tokenizer.loud = True
+        client = await connect(protocol, stage.port, stalled=True, window=1000)
+        await client.ask(CHAT, body("a" * 30, stream=True))
+        await until(lambda: stage.device.waits)
+        while not stage.run.server.num_blocked_writes:
+            await stage.step()
+        await told_to_stop(stage)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stage.ended.wait()
+        assert stage.status == [0]
+        await client.close()
+
+
+@both_protocols
 async def test_stalled_readers_do_not_hold_a_stop(protocol: str, mock_clock: trio.testing.MockClock) -> None:
     """Whatever --write-timeout is: the last words have a bound of their own."""
     async with staged(write_timeout=1_000_000.0) as stage:
