@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import h11
 import trio
@@ -67,8 +68,23 @@ class Http1Stream(HTTPStream):
             )
 
 
+class Parser(h11.Connection):
+    """h11's, but what a client sends after its last request (`connection: close`, HTTP/1.0) is left unread, as what it
+    pipelines is: for h11 it is an error, and the request before it would lose its answer for a stray line end."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        answering = self.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
+        if answering and self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
+            return h11.PAUSED
+        return super().next_event()
+
+
 class Http1(H11Protocol):
     """HTTP/1.1 without upgrades."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.connection = Parser(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Not even a look: h2c leads nowhere, nor does HTTP/2's preface in here. (The gate answers that with 505.)"""

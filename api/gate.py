@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..engine.core.errors import TrioletError
+from ..engine.core.errors import InvalidRequest, TrioletError
 from .body import Receive, discard_body, header, read_body
 from .config import ServerConfig
 from .errors import HeadersTooLarge, MethodNotAllowed, VersionRefused, as_http
@@ -23,6 +23,9 @@ Route = Callable[[Scope, bytes, Receive, Send], Awaitable[None]]
 
 CALLER = "triolet.caller"
 """Where a scope has its `Caller`."""
+
+FRAMING = (b"content-length", b"transfer-encoding")
+"""Either says where a body ends. Two that differ may be two requests to a proxy in front, and one here."""
 
 MAX_HEADERS = 256
 """Most header lines of a request: each is looked at one by one."""
@@ -69,6 +72,8 @@ class Gate:
         scope[CALLER] = self._keys.admit(authorization, scope["raw_path"], scope["path"])
         if len(scope["headers"]) > MAX_HEADERS:
             raise HeadersTooLarge(f"A request may have at most {MAX_HEADERS} headers.")
+        if sum(name in FRAMING for name, _ in scope["headers"]) > 1:
+            raise InvalidRequest("A request has a Content-Length or a Transfer-Encoding, not both.")
         route = self._routes.get(scope["path"])
         if route is not None and scope["method"] != "POST":
             raise MethodNotAllowed(f"{scope['path']} answers POST, not {scope['method'][:32]}.", allow="POST")

@@ -131,6 +131,39 @@ async def test_a_closing_client_gets_its_answer_and_the_end() -> None:
         await rig.wait_closed()
 
 
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("junk", [b"\r\n", b"\n", b"nonsense\x00\r\n\r\n", b"x" * 200_000])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_bytes_after_a_last_request_do_not_cost_its_answer(path: str, junk: bytes, later: bool) -> None:
+    """Some clients send a line end too many; nobody is to answer it, and the request has its answer."""
+    fields = {"prompt": "a"} if path == "/tokenize" else chat(stream=True)
+    last = raw_post(path, fields, connection="close")
+    async with serving() as rig:
+        for data in (last, last.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"connection: close\r\n", b"")):
+            async with await rig.connect() as stream:
+                await stream.send_all(data if later else data + junk[:30_000])
+                if later:
+                    with suppress(trio.BrokenResourceError):
+                        await stream.send_all(junk)
+                answer = await stream.receive_some(100)
+                assert answer.startswith(b"HTTP/1.1 200")
+        await rig.wait_closed()
+        await alive(rig)
+
+
+async def test_a_body_framed_twice_is_refused_and_its_connection_closed() -> None:
+    """A length beside chunks: a proxy in front could take another end of the request for true than we do."""
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"
+    twice = head + b"2\r\n{}\r\n0\r\n\r\n"
+    async with serving() as rig, await rig.connect() as stream:
+        await stream.send_all(twice + HEALTH + b"\r\n")
+        answer = await read_to_end(stream)
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"has a Content-Length or a Transfer-Encoding, not both" in answer
+        assert answer.count(b"HTTP/1.1 ") == 1
+        await alive(rig)
+
+
 @pytest.mark.parametrize("sent", [b"", HEALTH, HEALTH + b"\r\n"])
 async def test_idle_connections_and_slow_heads_are_closed(sent: bytes) -> None:
     """A connection that says nothing, half a head, or nothing more after an answer, ends by itself."""
