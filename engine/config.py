@@ -48,7 +48,7 @@ class EngineConfig:
     """Most prompt tokens of one sequence in a step; 0 sets no limit below the step's."""
     prefill_tokens_beside_decodes: int | None = attrs.field(default=None, validator=_at_least(0))
     """Most prompt tokens in a step in which others decode: it bounds how long a stream stands still while a long prompt
-    arrives. None: 384 on a CPU, no limit on a GPU; 0 sets no limit."""
+    arrives. None: 320 on a CPU, no limit on a GPU; 0 sets no limit."""
     max_steps_in_flight: Literal[1, 2] = attrs.field(default=1, validator=_one_of(1, 2))
     """Steps on the device at a time: with 2 the next is planned while one computes, and an answer that ends has one
     step computed in vain."""

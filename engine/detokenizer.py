@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from .answer import Answer
-from .core.errors import RequestFailed
+from .core.errors import InvalidRequest, RequestFailed
 from .core.events import Admitted, Finished, FinishReason, StepEvents
 from .core.ids import RequestId, TokenId
 from .core.logprobs import TokenLogprobs
@@ -138,7 +138,10 @@ class Detokenizer:
             del self._readings[finished.request]
             self._registry.move(request, Stage.ENDED, now)
         if finished.reason is FinishReason.ERROR and not request.mailbox.finished:
-            request.mailbox.fail(RequestFailed(finished.message or UNSAID))
+            # What could never run here was refused by the scheduler, who counts sequences and blocks.
+            message = finished.message or UNSAID
+            refused = finished.never_admitted
+            request.mailbox.fail(InvalidRequest(message, param="n") if refused else RequestFailed(message))
         if finished.never_admitted and not request.mailbox.finished:
             request.mailbox.fail(self._registry.not_admitted(request, now))
         self._end(request, reading.answers[finished.choice], finished)

@@ -142,8 +142,8 @@ def num_cores() -> int:
 
 
 def prefill_share(asked: int | None, device: str) -> int:
-    """Most prompt tokens in a step beside decodes, 0 for no limit: what was asked for, else 384 on a CPU. So many
+    """Most prompt tokens in a step beside decodes, 0 for no limit: what was asked for, else 320 on a CPU. So many
     tokens of a small model take some 0.15 s there, and a stream beside them stands still for no longer."""
     if asked is not None:
         return asked
-    return 384 if device == "cpu" else 0
+    return 320 if device == "cpu" else 0

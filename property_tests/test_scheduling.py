@@ -79,6 +79,20 @@ def test_s6_a_prompt_short_of_blocks_computes_what_the_free_ones_hold(
     world.finish(200)
 
 
+@given(num_requests=st.integers(2, 5), num_shared=st.integers(1, 6), budget=st.integers(6, 60))
+def test_s6_a_prefix_that_comes_several_times_at_once_is_computed_once(
+    num_requests: int, num_shared: int, budget: int
+) -> None:
+    """Who comes while another's prompt computes the same blocks waits for them to land, and finds them."""
+    block_size = 4
+    world = World(Shape(num_blocks=200, block_size=block_size, max_num_seqs=6, max_num_batched_tokens=budget))
+    shared = [1] * (num_shared * block_size)
+    records = [world.records[world.submit([*shared, 2, number], ONE)] for number in range(num_requests)]
+    world.finish(200)
+    assert [record.num_cached_tokens for record in records] == [0] + [len(shared)] * (num_requests - 1)
+    assert sum(plan.num_tokens for plan in world.plans) == len(shared) + 2 * num_requests
+
+
 @given(num_slots=st.integers(2, 6), n=st.integers(2, 6))
 def test_s1_slots_are_held_for_all_answers(num_slots: int, n: int) -> None:
     """A request for n answers is let in when n sequences may run, and holds them while its prompt is read."""

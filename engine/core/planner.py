@@ -165,7 +165,7 @@ class Planner:
                 self._expire(sequence)
                 continue
             length = self._chunk(sequence, match.num_tokens, draft.budget_of(sequence))
-            if not length:
+            if not length or self._is_coming(sequence, match):
                 return
             # The whole prompt must fit beside what the prompts under way still need, or they would preempt each other.
             # Alone it needs no such room: the pool holds one sequence of any length, in windows if not at once.
@@ -187,6 +187,23 @@ class Planner:
         if self._looks_up(sequence):
             return self._cache.match(sequence.blocks, sequence.tokens)
         return PrefixMatch(num_tokens=0, tables=tuple([] for _ in self._cache.groups))
+
+    def _is_coming(self, sequence: Sequence, match: PrefixMatch) -> bool:
+        """Whether a prompt under way is about to compute the very block that this one would begin with: it waits for it
+        to land, and then finds it. Somebody gets tokens in this plan, so the wait is a step at a time and ends. (A
+        prompt whose last chunk is in flight is not seen: that takes a plan made ahead.)"""
+        cache, place = self._cache, match.num_tokens // self._cache.block_size
+        end = (place + 1) * cache.block_size
+        if not cache.enable_prefix_caching or sequence.group.wants_prompt_logprobs or end >= len(sequence.tokens):
+            return False
+        chain = sequence.blocks.chain
+        chain.extend(sequence.tokens, place + 1)
+        for other in self._running.prefilling:
+            if other.num_computed < end <= len(other.tokens):
+                other.blocks.chain.extend(other.tokens, place + 1)
+                if other.blocks.chain.hashes[place] == chain.hashes[place]:
+                    return True
+        return False
 
     def _waiting_to_running(self, sequence: Sequence, num_cached_tokens: int) -> None:
         self._running.enter(sequence, State.PREFILLING)

@@ -114,7 +114,7 @@ class Scheduler:
         self._groups[request.id] = group
         self._waiting.push(group.sequences[0])
         if (message := self._why_never(group)) is not None:
-            self.abort(request.id, FinishReason.ERROR, message=message)
+            self.abort(request.id, FinishReason.ERROR, message=message, never_admitted=True)
         else:
             self._deadlines.add(group)
 

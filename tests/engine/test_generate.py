@@ -265,3 +265,17 @@ async def test_a_name_is_unique_among_open_scopes(mock_clock: trio.testing.MockC
             assert again.request_id == "mine"
             mock_clock.autojump_threshold = 0
             assert "".join([output.text async for output in again]) == "c"
+
+
+async def test_beams_that_can_never_all_be_there_are_refused(autojump_clock: trio.testing.MockClock) -> None:
+    """The client's mistake, named by its field: no error of ours."""
+    simulation = simulate(num_blocks=16, block_size=4, max_model_len=64)
+    async with run_engine(simulation.parts) as engine:
+        params = SamplingParams(n=4, max_tokens=40, use_beam_search=True)
+        async with engine.generate("hello\n", params) as stream:
+            with pytest.raises(
+                InvalidRequest, match="4 beams of 46 tokens need more than the whole KV cache"
+            ) as caught:
+                await anext(stream)
+        assert caught.value.param == "n"
+    assert simulation.all_blocks_are_back
