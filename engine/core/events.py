@@ -70,8 +70,8 @@ class Finished:
     message: str | None = None
     """With ERROR: what went wrong, fit for the client."""
     never_admitted: bool = False
-    """With TIMEOUT: it ended because it was not admitted by `Request.admit_by`; nothing was computed for it. With ERROR:
-    it could never run here, and was refused at once."""
+    """Nothing was computed for it. With TIMEOUT: it was not admitted by `Request.admit_by`. With ERROR: it could never
+    run here, and was refused at once."""
 
 
 @attrs.frozen(kw_only=True)
