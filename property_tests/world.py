@@ -68,9 +68,9 @@ class Record:
 class World:
     """A whole engine less its actors."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, *, cache_class: type[KVCacheManager] = KVCacheManager) -> None:
         self.shape = shape
-        self.cache = KVCacheManager(
+        self.cache = cache_class(
             num_blocks=shape.num_blocks,
             block_size=shape.block_size,
             enable_prefix_caching=shape.enable_prefix_caching,
