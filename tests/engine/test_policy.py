@@ -55,6 +55,12 @@ def test_priority_puts_lower_numbers_first() -> None:
     assert order("priority", waiting) == ["3", "2", "4", "1"]
 
 
+def test_a_request_that_names_no_priority_has_0() -> None:
+    """Better than 1, worse than -1."""
+    request = Request(id=RequestId("r"), prompt_token_ids=(TokenId(1),), params=SamplingParams(max_tokens=1), seed=0)
+    assert request.priority == 0
+
+
 def test_fair_takes_keys_in_turn() -> None:
     """A key that asks for a lot does not keep the others waiting."""
     waiting = [*(sequence(number, key="greedy") for number in range(1, 5)), sequence(5, key="a"), sequence(6, key="b")]
