@@ -1,6 +1,6 @@
 """A model's shape, read without its weights: for `triolet plan` and `triolet simulate`.
 
-Beside build.py the one file of the engine that imports the model room, and only those of its parts that bring no torch.
+Beside build.py and loading.py it imports the model room, and only those of its parts that bring no torch.
 """
 
 from typing import TYPE_CHECKING

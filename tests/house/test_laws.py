@@ -71,12 +71,12 @@ def test_the_model_knows_the_messages_and_not_the_scheduler(path: Path) -> None:
 @pytest.mark.parametrize("path", sources("engine"), ids=str)
 def test_few_files_touch_threads_and_only_build_wires_a_model(path: Path) -> None:
     """In engine, `threading` and `queue` are the device file's and the nice thread's; torch and the model room are
-    build.py's."""
+    for build.py, loading.py and shape.py."""
     for module in imports(path):
         if within(module, "threading", "queue", "concurrent", "multiprocessing"):
             assert path.name in ("device.py", "nice_thread.py"), module
         if within(module, "torch", "triolet.model", "transformers"):
-            assert path.name in ("build.py", "shape.py"), module
+            assert path.name in ("build.py", "loading.py", "shape.py"), module
         assert not within(module, "triolet.api"), module
 
 
