@@ -13,9 +13,13 @@ import trio
 from ..engine.core.events import FinishReason
 from ..engine.core.logprobs import TokenLogprobs
 from ..engine.tokenizer import IncrementalDecoder
+from .errors import HttpError
 
 if TYPE_CHECKING:
     from ..engine.stream import Output, RequestStream
+
+
+DONE = b"data: [DONE]\n\n"
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -137,11 +141,34 @@ class Format(Protocol):
     def delta(self, answer: Answer, output: "Output") -> bytes:
         """The events of an output that `answer` has taken; empty when there is nothing to say yet."""
 
-    def usage(self, usage: Usage) -> bytes:
-        """The event that carries the usage, without choices."""
+    def opening(self) -> bytes:
+        """What a stream begins with, before there is any output."""
+
+    def closing(self, usage: Usage, *, include_usage: bool) -> bytes:
+        """The last words of a stream that ends as it should."""
+
+    def failure(self, error: HttpError) -> bytes:
+        """The last words of a stream that breaks. Told of an error that comes before it, or without one, too."""
 
     def whole(self, answers: list[Answer], usage: Usage) -> bytes:
         """The body of a plain answer. May be called in a worker thread."""
+
+
+class PlainStream:
+    """How OpenAI's older streams begin and end: nothing, a usage event where it is asked for, and [DONE]."""
+
+    def opening(self) -> bytes:
+        return b""
+
+    def closing(self, usage: Usage, *, include_usage: bool) -> bytes:
+        return (self.usage(usage) if include_usage else b"") + DONE
+
+    def failure(self, error: HttpError) -> bytes:
+        return b"data: " + error.body + b"\n\n" + DONE
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event that carries the usage, without choices."""
+        raise NotImplementedError
 
 
 LONG_ANSWER = 2048

@@ -15,6 +15,7 @@ from werkzeug.exceptions import NotFound as NoRoute
 from ..engine.core.errors import EngineDead, InvalidRequest, RequestError, TrioletError
 from ..engine.prompt import Prompt, TextPrompt
 from .control import ControlRoutes
+from .dialect import dialect_of
 from .errors import MethodNotAllowed, NotFound, as_http
 from .gate import CALLER
 from .keys import Caller
@@ -161,8 +162,9 @@ class _Routes:
 
 
 async def _on_error(error: Exception) -> Response:
-    http = as_http(_ours(error))
-    return answer(http.body, http.status, http.headers)
+    dialect = dialect_of(request.path)
+    http = dialect.http(_ours(error))
+    return answer(dialect.body(http), http.status, http.headers)
 
 
 def _ours(error: Exception) -> Exception:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .answers import CLOSED, OPEN_CHOICE, Answer, Head, Shape, Usage, closing, finish, usage_of
+from .answers import CLOSED, OPEN_CHOICE, Answer, Head, PlainStream, Shape, Usage, closing, finish, usage_of
 from .tokens import Spelling
 
 if TYPE_CHECKING:
     from ..engine.stream import Output
 
 
-class ChatFormat:
+class ChatFormat(PlainStream):
     """The role first, then text deltas, then an empty delta with the finish reason."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 
-from .answers import CLOSED, OPEN_CHOICE, Answer, Head, Shape, Usage, closing, finish, usage_of
+from .answers import CLOSED, OPEN_CHOICE, Answer, Head, PlainStream, Shape, Usage, closing, finish, usage_of
 from .tokens import Spelling, offsets_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Echo:
         return self.texts[index // self.num_choices]
 
 
-class CompletionFormat:
+class CompletionFormat(PlainStream):
     """A text delta and the finish reason may share a chunk; an echoed prompt has one of its own."""
 
     def __init__(

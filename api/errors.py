@@ -123,12 +123,17 @@ class HttpError:
     """An error, ready to be sent."""
 
     status: int
-    body: bytes
+    error: ErrorObject
     headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def body(self) -> bytes:
+        """In OpenAI's shape."""
+        return msgspec.json.encode(ErrorBody(self.error))
 
 
 def as_http(error: BaseException) -> HttpError:
-    """The status, body and headers that tell a client about `error`. An unknown error is logged with its traceback."""
+    """What tells a client about `error`. An unknown error is logged with its traceback."""
     if not isinstance(error, TrioletError):
         log.error("a request failed for a reason that is not the client's", exc_info=error)
         error = RequestError(_UNKNOWN)
@@ -140,8 +145,8 @@ def as_http(error: BaseException) -> HttpError:
         headers.append((b"allow", error.allow.encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    body = ErrorBody(ErrorObject(message=scrub(error.message), type=error.type, param=error.param, code=error.code))
-    return HttpError(status=error.status, body=msgspec.json.encode(body), headers=tuple(headers))
+    told = ErrorObject(message=scrub(error.message), type=error.type, param=error.param, code=error.code)
+    return HttpError(status=error.status, error=told, headers=tuple(headers))
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

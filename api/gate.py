@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from ..engine.core.errors import InvalidRequest, TrioletError
 from .body import Receive, discard_body, header, read_body
 from .config import ServerConfig
-from .errors import HeadersTooLarge, MethodNotAllowed, VersionRefused, as_http
+from .dialect import dialect_of
+from .errors import HeadersTooLarge, HttpError, MethodNotAllowed, VersionRefused
 from .keys import KeyRing
 from .reply import Reply, Send
 
@@ -52,7 +53,9 @@ class Gate:
                 timeout_s=self._config.body_timeout,
             )
         except TrioletError as error:
-            await _refuse(error, receive, send)
+            dialect = dialect_of(scope["path"])
+            told = dialect.http(error)
+            await _refuse(told, dialect.body(told), receive, send)
             return
         if body is None:
             return
@@ -89,11 +92,10 @@ class Gate:
                 scope["raw_path"] = raw[len(prefix) :]
 
 
-async def _refuse(error: TrioletError, receive: Receive, send: Send) -> None:
+async def _refuse(error: HttpError, body: bytes, receive: Receive, send: Send) -> None:
     """Answer before the body has come, then drop what still comes: many clients read only when all is sent."""
-    answer = as_http(error)
     reply = Reply(send)
-    await reply.json(answer.status, answer.body, (*answer.headers, (b"connection", b"close")), more=True)
+    await reply.json(error.status, body, (*error.headers, (b"connection", b"close")), more=True)
     await discard_body(receive)
     await reply.end()
 

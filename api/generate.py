@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions: raw ASGI, for the sake of lifetimes.
+"""The routes that generate (`jobs.JOBS`): raw ASGI, for the sake of lifetimes.
 
 For each HTTP request there is one nursery. A watcher parked in `receive()` cancels it when the client leaves; leaving
 the scope of `engine.generate` takes the request out of the engine, synchronously. Nothing here needs cleaning up.
@@ -20,12 +20,13 @@ from ..engine.core.errors import TrioletError
 from ..engine.stream import Output, RequestStream
 from .answers import Answer, usage_of, whole_body
 from .body import Receive
-from .errors import as_http, leaf_error
+from .dialect import OPENAI, Dialect
+from .errors import leaf_error
 from .following import Follower
 from .gate import CALLER
 from .jobs import Job
 from .lifecycle import OpenRequest
-from .reply import DONE, Reply, Send
+from .reply import Reply, Send
 from .service import Service
 from .terms import Envelope, new_request_id
 
@@ -33,11 +34,14 @@ log = logging.getLogger(__name__)
 
 
 class GenerateRoute:
-    """Answers one route; `make_job` reads its body."""
+    """Answers one route; `make_job` reads its body, `dialect` says what is wrong with it."""
 
-    def __init__(self, service: Service, make_job: Callable[[Service, bytes, Envelope], Job]) -> None:
+    def __init__(
+        self, service: Service, make_job: Callable[[Service, bytes, Envelope], Job], dialect: Dialect = OPENAI
+    ) -> None:
         self._service = service
         self._make_job = make_job
+        self._dialect = dialect
 
     async def __call__(self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send) -> None:
         envelope = Envelope(headers=scope["headers"], caller=scope[CALLER].identity, arrival_time=trio.current_time())
@@ -49,20 +53,30 @@ class GenerateRoute:
 
     async def _answer(self, body: bytes, envelope: Envelope, reply: Reply) -> None:
         outcome = "gone"
+        job: Job | None = None
         try:
             job = self._make_job(self._service, body, envelope)
             terms = job.terms
             reply.request_id = terms.request_id
-            with self._service.lifecycle.request(terms.request_id, caller=terms.caller) as request:
+            with self._service.lifecycle.request(terms.request_id, caller=terms.caller) as request, job.hold(request):
                 await self._run(job, request, reply)
             outcome = request.ended_by or "done"
         except Exception as error:
             outcome = error.code or error.type if isinstance(error, TrioletError) else "server_error"
-            await reply.fail(as_http(error))
+            await self._fail(job, error, reply)
         finally:
             if log.isEnabledFor(logging.DEBUG):
                 seconds = trio.current_time() - envelope.arrival_time
                 log.debug("request %s %s after %.3f s", reply.request_id, outcome, seconds)
+
+    async def _fail(self, job: Job | None, error: Exception, reply: Reply) -> None:
+        """Tell the client, in whichever way is still open: a status, or the end of the stream."""
+        told = self._dialect.http(error)
+        last_words = b"" if job is None else job.format.failure(told)
+        if reply.streaming:
+            await reply.end(last_words)
+        else:
+            await reply.json(told.status, self._dialect.body(told), told.headers)
 
     async def _run(self, job: Job, request: OpenRequest, reply: Reply) -> None:
         answers = [Answer(index=index, prompt_only=job.prompt_only) for index in range(job.num_choices)]
@@ -78,7 +92,7 @@ class GenerateRoute:
             raise request.error.with_traceback(None)
         usage = usage_of(answers, num_choices=job.params.n)
         if job.stream:
-            await reply.end((job.format.usage(usage) if job.include_usage else b"") + DONE)
+            await reply.end(job.format.closing(usage, include_usage=job.include_usage))
         else:
             await reply.json(200, await whole_body(job.format, answers, usage))
 
@@ -98,7 +112,9 @@ class GenerateRoute:
                 for index in range(len(job.prompts)):
                     await following.start(Follower(self._service.engine, job, index, request).run, take, may_send)
                 await reply.start_stream()
-                nursery.start_soon(reply.keep_alive, self._service.config.ping_interval)
+                if opening := job.format.opening():
+                    await reply.event(opening)
+                nursery.start_soon(reply.keep_alive, self._service.config.ping_interval, self._dialect.ping)
                 may_send.set()
             nursery.cancel_scope.cancel()
 
@@ -107,7 +123,9 @@ class GenerateRoute:
         may_take.set()
 
         async def take(index: int, output: Output, stream: RequestStream) -> None:
-            answers[index].take(output, stream, keep=True)
+            output = answers[index].take(output, stream, keep=not job.tells_format)
+            if job.tells_format:
+                job.format.delta(answers[index], output)
 
         async with trio.open_nursery() as following:
             for index in range(len(job.prompts)):

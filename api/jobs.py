@@ -2,7 +2,9 @@
 
 import time
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -21,6 +23,7 @@ from .wire import MAX_CHOICES, MAX_PROMPTS, ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
     from ..engine.prompt import Prompt
+    from .lifecycle import OpenRequest
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +39,12 @@ class Job:
     terms: Terms
     prompt_only: bool = False
     """Nothing is to be generated."""
+    background: bool = False
+    """Its client is answered as soon as the engine has it, and need not stay."""
+    hold: "Callable[[OpenRequest], AbstractContextManager[Any]]" = nullcontext
+    """A scope to run it in: whoever keeps account of it learns there that it ends. Left without an await."""
+    tells_format: bool = False
+    """`format` is told every output, also where nothing is streamed; the answers keep nothing then."""
 
     @property
     def num_choices(self) -> int:

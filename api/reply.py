@@ -9,11 +9,8 @@ from typing import Any
 
 import trio
 
-from .errors import HttpError
-
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 _STREAM_HEADERS = (
@@ -30,7 +27,8 @@ class Reply:
         self._send = send
         self.request_id = request_id
         """The `X-Request-Id` that the response will have."""
-        self._streaming = False
+        self.streaming = False
+        """The response is an event stream, and has begun."""
         self._last_sent_s = 0.0
 
     async def json(
@@ -43,7 +41,7 @@ class Reply:
 
     async def start_stream(self) -> None:
         """Status 200 and the headers of an event stream. From here on an error can only be an event."""
-        self._streaming = True
+        self.streaming = True
         self._last_sent_s = trio.current_time()
         await self._start(200, _STREAM_HEADERS)
 
@@ -56,15 +54,8 @@ class Reply:
         """Send the last bytes and close the response."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def fail(self, error: HttpError) -> None:
-        """Tell the client, in whichever way is still open: a status, or an event and the end of the stream."""
-        if self._streaming:
-            await self.end(b"data: " + error.body + b"\n\n" + DONE)
-        else:
-            await self.json(error.status, error.body, error.headers)
-
-    async def keep_alive(self, interval_s: float) -> None:
-        """Runs until cancelled: a comment whenever nothing was sent for `interval_s`.
+    async def keep_alive(self, interval_s: float, ping: bytes = PING) -> None:
+        """Runs until cancelled: `ping`, a comment, whenever nothing was sent for `interval_s`.
 
         It keeps proxies from cutting a quiet stream, and its write fails where a client's leaving went unseen.
         """
@@ -72,7 +63,7 @@ class Reply:
             due_s = self._last_sent_s + interval_s
             await trio.sleep_until(due_s)
             if self._last_sent_s + interval_s <= trio.current_time():
-                await self.event(PING)
+                await self.event(ping)
 
     async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         described = list(headers)
