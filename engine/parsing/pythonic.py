@@ -1,0 +1,201 @@
+"""Pythonic: the whole answer is a list of calls as Python writes them, `[f(city="Paris"), g()]` (Llama 3.2 and 4).
+
+Pure. Nothing is evaluated.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.errors import InvalidRequest
+from .calls import Emitter, Function, ToolFormat, schema_of
+from .deltas import Delta
+from .json_value import SPACE, Step
+from .python_value import PythonValue
+
+START, END = "<|python_start|>", "<|python_end|>"
+_MOST_NAME = 256
+_MOST_FIRST = 16
+"""Optional parameters that may be the first that is given, where none is required."""
+
+
+class PythonicFormat(ToolFormat):
+    """See the module."""
+
+    name = "pythonic"
+    markers = ()
+
+    def parser(self, functions: Sequence[Function], *, most_calls: int | None = None) -> "PythonicParser":
+        return PythonicParser({function.name for function in functions}, Emitter(most_calls=most_calls))
+
+    def forced(self, functions: Sequence[Function], *, several: bool) -> dict[str, Any]:
+        calls = {
+            "type": "tags_with_separator",
+            "tags": [
+                {"type": "tag", "begin": f"{function.name}(", "content": _arguments(function), "end": ")"}
+                for function in functions
+            ],
+            "separator": ", ",
+            "at_least_one": True,
+            "stop_after_first": not several,
+        }
+        return {"type": "tag", "begin": "[", "content": calls, "end": "]"}
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
+
+
+def _arguments(function: Function) -> dict[str, Any]:
+    """Required ones first, then optional ones, each kind in the order of the schema; values as JSON."""
+    schema = schema_of(function)
+    for keyword in ("anyOf", "oneOf", "allOf", "$ref", "enum", "const"):
+        if keyword in schema:
+            raise InvalidRequest(
+                f"The parameters of {function.name} cannot be enforced in the format pythonic: {keyword!r} at the top.",
+                param="tools",
+            )
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    properties = schema.get("properties") or {}
+    required = [name for name in properties if name in (schema.get("required") or ())]
+    optional = [name for name in properties if name not in required]
+
+    def argument(name: str, front: str = "") -> list[dict[str, Any]]:
+        inner = properties[name]
+        value = {**inner, **shared} if isinstance(inner, dict) else inner
+        return [
+            {"type": "const_string", "value": f"{front}{name}="},
+            {"type": "json_schema", "json_schema": value},
+        ]
+
+    def following(names: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"type": "optional", "content": _sequence(argument(name, ", "))} for name in names]
+
+    if required:
+        parts = argument(required[0])
+        for name in required[1:]:
+            parts += argument(name, ", ")
+        return _sequence(parts + following(optional))
+    firsts = [
+        _sequence(argument(name) + following(optional[place + 1 :]))
+        for place, name in enumerate(optional[:_MOST_FIRST])
+    ]
+    return {"type": "optional", "content": {"type": "or", "elements": firsts}} if firsts else _sequence([])
+
+
+def _sequence(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": parts or [{"type": "const_string", "value": ""}]}
+
+
+class PythonicParser:
+    """States: front; list (a name may come); name; inside (a keyword may come); keyword; value; behind (a value);
+    between (calls); done, where all that follows is content; broken, where it belongs to arguments that are no JSON."""
+
+    def __init__(self, names: set[str], out: Emitter) -> None:
+        self._names = names
+        self._out = out
+        self._state = "front"
+        self._held: list[str] = []
+        self._word: list[str] = []
+        self._num_arguments = 0
+        self._value = PythonValue()
+
+    def push(self, text: str) -> list[Delta]:
+        for place, character in enumerate(text):
+            if self._state not in ("done", "broken") and not self._take(character):
+                self._break()
+            if self._state == "done":
+                self._out.content(text[place:])
+                break
+            if self._state == "broken":
+                self._out.arguments(text[place:])
+                break
+        self._say()
+        return self._out.take()
+
+    def finish(self) -> list[Delta]:
+        self._out.content("".join(self._held))
+        self._held.clear()
+        return self._out.finish()
+
+    def _break(self) -> None:
+        """The next character belongs to no call."""
+        if self._state in ("inside", "keyword", "value", "behind"):
+            self._say()
+            self._state = "broken"
+        else:
+            self._out.content("".join(self._held))
+            self._held.clear()
+            self._state = "done"
+
+    def _say(self) -> None:
+        self._out.arguments(self._value.take_json())
+
+    def _take(self, character: str) -> bool:
+        if self._state == "value":
+            step = self._value.take(character)
+            if step is Step.BAD:
+                return False
+            if step is Step.MORE:
+                return True
+            self._say()
+            self._state = "behind"
+            if step is Step.DONE:
+                return True
+        if self._state in ("inside", "keyword", "behind"):
+            return self._take_inside(character)
+        self._held.append(character)
+        if character in SPACE and self._state != "name":
+            return True
+        taken = self._take_outside(character)
+        if not taken:
+            self._held.pop()
+        return taken
+
+    def _take_outside(self, character: str) -> bool:
+        """Of a call."""
+        match self._state, character:
+            case "front", "[":
+                self._state = "list"
+            case "list" | "name", _ if character.isalnum() or character in "_.-":
+                if self._state == "list":
+                    self._state, self._word = "name", []
+                self._word.append(character)
+                return len(self._word) <= _MOST_NAME
+            case "name", "(":
+                name = "".join(self._word)
+                if name not in self._names:
+                    return False
+                self._out.call(name)
+                self._held.clear()
+                self._num_arguments = 0
+                self._state = "inside"
+            case "between", ",":
+                self._state = "list"
+            case "between", "]":
+                self._held.clear()
+                self._state = "ended"
+            case _:
+                return False
+        return True
+
+    def _take_inside(self, character: str) -> bool:
+        if character in SPACE:
+            return self._state != "keyword"
+        if character == ")" and self._state != "keyword":
+            self._out.arguments("}" if self._num_arguments else "{}")
+            self._state = "between"
+        elif self._state == "inside" and (character.isalpha() or character == "_"):
+            self._state, self._word = "keyword", [character]
+        elif self._state == "behind" and character == ",":
+            self._state = "inside"
+        elif self._state == "keyword" and character == "=":
+            key = json.dumps("".join(self._word), ensure_ascii=False)
+            self._out.arguments(f"{', ' if self._num_arguments else '{'}{key}: ")
+            self._num_arguments += 1
+            self._state, self._value = "value", PythonValue()
+        elif self._state == "keyword" and (character.isalnum() or character == "_"):
+            self._word.append(character)
+            return len(self._word) <= _MOST_NAME
+        else:
+            return False
+        return True
