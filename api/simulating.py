@@ -9,8 +9,9 @@ from cyclopts import Parameter
 
 from ..engine.config import EngineConfig
 from ..engine.core.errors import ConfigurationError
+from ..engine.cost import StepCost, StepShape
 from ..engine.estimate import Estimate
-from ..engine.simulation import Arrival, Load, Outcome, StepCost, draw_trace, make_simulation
+from ..engine.simulation import Arrival, Load, Outcome, draw_trace, make_simulation
 
 PERCENTILES = (50, 90, 99)
 
@@ -99,9 +100,9 @@ def trace_of(options: SimulateOptions) -> list[Arrival]:
 def step_cost(found: Estimate, options: SimulateOptions) -> StepCost:
     """The roofline at the efficiency that is reached, and what was measured on top."""
 
-    def cost(num_tokens: int, num_context: int) -> float:
-        bound = found.step_seconds(num_tokens=num_tokens, num_context=num_context) or 0.0
-        return bound / options.efficiency + options.step_ms / 1e3 + options.token_us * num_tokens / 1e6
+    def cost(shape: StepShape) -> float:
+        bound = found.step_seconds(num_tokens=shape.num_tokens, num_context=shape.num_context) or 0.0
+        return bound / options.efficiency + options.step_ms / 1e3 + options.token_us * shape.num_tokens / 1e6
 
     return cost
 

@@ -5,7 +5,7 @@ seed give the same answer. It leaves out what is not the scheduler's: tokenizing
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 import attrs
@@ -13,17 +13,15 @@ import attrs
 from ..kvcache.group import KVGroup
 from ..kvcache.manager import KVCacheManager
 from .core.events import FinishReason
-from .core.ids import RequestId, SequenceId, TokenId
+from .core.ids import RequestId, TokenId
 from .core.params import SamplingParams
 from .core.plan import StepPlan, StepResult
 from .core.request import Request
 from .core.scheduler import Scheduler, SchedulerConfig
+from .cost import MirroredBatch, StepCost, shape_of
 from .estimate import Estimate
 
 VOCAB_SIZE = 100_000
-
-StepCost = Callable[[int, int], float]
-"""Seconds of a step, from the tokens it computes and the tokens of context that its sequences read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -85,30 +83,17 @@ class FormulaDevice:
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
-        self._batch: dict[SequenceId, list[int]] = {}  # computed and known tokens
+        self._batch = MirroredBatch()
         self._tokens = count(1)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        for sequence in plan.left:
-            del self._batch[sequence]
-        for joined in plan.joined:
-            self._batch[joined.sequence] = [joined.num_computed, len(joined.token_ids)]
-        chunks = dict(zip(plan.chunk_sequences, plan.chunk_lengths, strict=True))
-        sampled, context = [], 0
-        for sequence, state in self._batch.items():
-            length = chunks.get(sequence, 1)
-            if not length:
-                continue
-            state[0] += length
-            context += state[0]
-            if state[0] == state[1]:
-                state[1] += 1
-                sampled.append(sequence)
+        parts = self._batch.apply(plan)
+        sampled = tuple(part.sequence for part in parts if part.samples)
         return StepResult(
             step=plan.step,
-            sequences=tuple(sampled),
+            sequences=sampled,
             token_ids=tuple(TokenId(next(self._tokens) % VOCAB_SIZE) for _ in sampled),
-            seconds=self._cost(plan.num_tokens, context),
+            seconds=self._cost(shape_of(parts)),
         )
 
 

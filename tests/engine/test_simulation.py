@@ -1,12 +1,13 @@
 """The scheduler under a load in made-up time: known times of small traces, and that nothing is lost of large ones."""
 
 from triolet.engine.core.scheduler import SchedulerConfig
+from triolet.engine.cost import StepShape
 from triolet.engine.simulation import Arrival, Load, Outcome, Simulation, draw_trace
 
 LIMITS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
 
 
-def one_second(num_tokens: int, num_context: int) -> float:
+def one_second(shape: StepShape) -> float:
     return 1.0
 
 
@@ -22,16 +23,16 @@ def test_one_request_takes_its_steps() -> None:
     assert (outcome.num_finished, outcome.preemptions, outcome.hit_rate) == (1, 0, 0.0)
 
 
-def test_the_cost_sees_tokens_and_context() -> None:
-    """A prompt of ten, then decodes that read one token more each."""
-    seen: list[tuple[int, int]] = []
+def test_the_cost_sees_what_a_step_computes() -> None:
+    """A prompt of ten tokens that attend to 1, 2, … 10 of them, then decodes that read one token more each."""
+    seen: list[tuple[int, ...]] = []
 
-    def cost(num_tokens: int, num_context: int) -> float:
-        seen.append((num_tokens, num_context))
+    def cost(shape: StepShape) -> float:
+        seen.append((shape.num_tokens, shape.num_sampled, shape.num_context, shape.num_pairs))
         return 1.0
 
     Simulation(LIMITS, cost, num_blocks=64, block_size=4).run([Arrival(at=0.0, prompt_tokens=10, output_tokens=3)])
-    assert seen == [(10, 10), (1, 11), (1, 12)]
+    assert seen == [(10, 1, 10, 55), (1, 1, 11, 11), (1, 1, 12, 12)]
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
