@@ -31,6 +31,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ASGISendEvent, ConnectionState, LifespanState
 from hypercorn.utils import parse_socket_addr, suppress_body
 
+from .errors import HeadersTooLarge, MalformedHttp, as_http
+from .heads import HEAD_TOO_LARGE
 from .http2 import LAST_NEWS_S, PREFACE, Http2
 from .writing import WritePolicy
 
@@ -70,9 +72,14 @@ class Http1Stream(HTTPStream):
 
 class Parser(h11.Connection):
     """h11's, but what a client sends after its last request (`connection: close`, HTTP/1.0) is left unread, as what it
-    pipelines is: for h11 it is an error, and the request before it would lose its answer for a stray line end."""
+    pipelines is: for h11 it is an error, and the request before it would lose its answer for a stray line end. Line
+    ends before a request are passed over (RFC 9112, 2.2: some clients send one after a body)."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if self.their_state is h11.IDLE:
+            ahead = self.trailing_data[0]
+            if len(ahead) != len(ahead.lstrip(b"\r\n")):
+                self._receive_buffer.maybe_extract_at_most(len(ahead) - len(ahead.lstrip(b"\r\n")))
         answering = self.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
         if answering and self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
             return h11.PAUSED
@@ -88,6 +95,19 @@ class Http1(H11Protocol):
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Not even a look: h2c leads nowhere, nor does HTTP/2's preface in here. (The gate answers that with 505.)"""
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """What no app will hear of is answered like everything else, with an error object."""
+        error = HeadersTooLarge(HEAD_TOO_LARGE) if status_code == 431 else MalformedHttp("This is no HTTP request.")
+        http = as_http(error)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(http.body)),
+            (b"connection", b"close"),
+        ]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=http.body))
+        await self._send_h11_event(h11.EndOfMessage())
 
     async def _create_stream(self, request: h11.Request) -> None:
         self.stream = stream = Http1Stream(

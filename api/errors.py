@@ -7,7 +7,9 @@
     ├── BodyTimeout        408   the body did not come in time
     ├── Conflict           409   cannot be done as things are now
     ├── BodyTooLarge       413   says the limit
-    ├── HeadersTooLarge    431   too many headers (too long ones end the connection before they get here)
+    ├── WrongMediaType     415   a body that is called something else than JSON
+    ├── HeadersTooLarge    431   too many headers, or too long ones
+    ├── MalformedHttp      400   what came is no HTTP; its connection ends
     ├── VersionRefused     505   HTTP/2 where --no-http2 is set
     └── ShuttingDown       503   says when to come back
 
@@ -77,6 +79,22 @@ class BodyTooLarge(RequestError):
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
+
+
+class WrongMediaType(RequestError):
+    """The body says that it is no JSON, or does not say so where a web page sends it."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class MalformedHttp(RequestError):
+    """No request can be read from what came."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "malformed_http"
 
 
 class HeadersTooLarge(RequestError):

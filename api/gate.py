@@ -13,9 +13,12 @@ from ..engine.core.errors import InvalidRequest, TrioletError
 from .body import Receive, discard_body, header, read_body
 from .config import ServerConfig
 from .dialect import dialect_of
-from .errors import HeadersTooLarge, HttpError, MethodNotAllowed, VersionRefused
+from .door import Door, Refusal
+from .errors import HeadersTooLarge, MethodNotAllowed, VersionRefused
+from .heads import HEAD_BYTES_MAX, HEAD_TOO_LARGE, check_media_type
 from .keys import KeyRing
 from .reply import Reply, Send
+from .terms import new_request_id, request_id_of
 
 Scope = dict[str, Any]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -35,8 +38,12 @@ MAX_HEADERS = 256
 class Gate:
     """An ASGI application: `routes` maps a path to what answers its POSTs, `rest` answers all else."""
 
-    def __init__(self, config: ServerConfig, *, routes: Mapping[str, Route], rest: Asgi) -> None:
+    def __init__(
+        self, config: ServerConfig, *, routes: Mapping[str, Route], rest: Asgi, refusal: Refusal = lambda: None
+    ) -> None:
+        """`refusal` says why no route of `routes` would take a request now: it is told before its body is read."""
         self._config = config
+        self._refusal = refusal
         self._keys = KeyRing(config.api_key, config.admin_api_key)
         self._routes = routes
         self._rest = rest
@@ -53,9 +60,7 @@ class Gate:
                 timeout_s=self._config.body_timeout,
             )
         except TrioletError as error:
-            dialect = dialect_of(scope["path"])
-            told = dialect.http(error)
-            await _refuse(told, dialect.body(told), receive, send)
+            await _refuse(error, scope, receive, send)
             return
         if body is None:
             return
@@ -75,12 +80,23 @@ class Gate:
         scope[CALLER] = self._keys.admit(authorization, scope["raw_path"], scope["path"])
         if len(scope["headers"]) > MAX_HEADERS:
             raise HeadersTooLarge(f"A request may have at most {MAX_HEADERS} headers.")
+        # The parser looks at its limit when it has read on, which may be as much again.
+        if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["raw_path"]) > HEAD_BYTES_MAX:
+            raise HeadersTooLarge(HEAD_TOO_LARGE)
         if sum(name in FRAMING for name, _ in scope["headers"]) > 1:
             raise InvalidRequest("A request has a Content-Length or a Transfer-Encoding, not both.")
+        if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            check_media_type(scope["headers"], self._config.allowed_origins)
         route = self._routes.get(scope["path"])
         if route is not None and scope["method"] != "POST":
             raise MethodNotAllowed(f"{scope['path']} answers POST, not {scope['method'][:32]}.", allow="POST")
+        if route is not None and (refusal := self._refusal()) is not None:
+            raise refusal.with_traceback(None)  # Perhaps one object, raised often: it must not collect frames.
         return route
+
+    def door(self) -> Door:
+        """What says, in front of the parser, to a request for a generating route what the gate would say."""
+        return Door(self._refusal, self._keys, self._routes, self._config.root_path)
 
     def _strip_root(self, scope: Scope) -> None:
         """Take off what a proxy has left in front: from here on the request is as one that came without."""
@@ -92,10 +108,12 @@ class Gate:
                 scope["raw_path"] = raw[len(prefix) :]
 
 
-async def _refuse(error: HttpError, body: bytes, receive: Receive, send: Send) -> None:
+async def _refuse(error: TrioletError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer before the body has come, then drop what still comes: many clients read only when all is sent."""
-    reply = Reply(send)
-    await reply.json(error.status, body, (*error.headers, (b"connection", b"close")), more=True)
+    dialect = dialect_of(scope["path"])
+    told = dialect.http(error)
+    reply = Reply(send, request_id=request_id_of(scope["headers"]) or new_request_id())
+    await reply.json(told.status, dialect.body(told), (*told.headers, (b"connection", b"close")), more=True)
     await discard_body(receive)
     await reply.end()
 

@@ -37,6 +37,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState
 from hypercorn.utils import filter_pseudo_headers
 
+from .heads import HEAD_BYTES_MAX
 from .writing import WritePolicy
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -46,8 +47,6 @@ STREAMS_MAX = 100
 
 TASKS_MAX = 2 * STREAMS_MAX
 """Tasks of a connection. More than it has streams: they were opened and reset faster than requests can be freed."""
-
-HEAD_BYTES_MAX = 64 * 1024
 
 FRAME_BYTES_MAX = 16 * 1024
 """Of a client's frames: what the protocol begins with, and we announce nothing else."""

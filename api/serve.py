@@ -123,9 +123,10 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
         run.config,
         routes={path: GenerateRoute(service, make_job) for path, make_job in JOBS.items()},
         rest=build_app(service),  # type: ignore[arg-type]
+        refusal=service.refusal,
     )
     app = Cors(run.config, gate) if run.config.allowed_origins else gate
-    url = await nursery.start(run.server.run, app)
+    url = await nursery.start(run.server.run, app, gate.door())
     nursery.start_soon(log_throughput, engine.stats)
     nursery.start_soon(watch_lag, metrics.lagged)
     run.started = True

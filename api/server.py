@@ -20,7 +20,9 @@ from hypercorn.trio.worker_context import WorkerContext
 from ..engine.core.errors import ConfigurationError
 from .config import ServerConfig
 from .connection import Connection
+from .door import Door, PacedListener, refuse_at
 from .gate import Asgi
+from .heads import HEAD_BYTES_MAX
 from .tls import tls_context
 from .writing import WritePolicy
 
@@ -28,9 +30,6 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted: a burst of clients must not wait for SYN retries."""
-
-HEAD_BYTES_MAX = 64 * 1024
-"""Most bytes of a request's first line and headers; more is answered with 431."""
 
 SPARE_DESCRIPTORS = 64
 """Descriptors that connections leave to the rest of the process."""
@@ -162,12 +161,12 @@ class Server:
         self._closed = True
         self._socket.close()
 
-    async def run(self, app: Asgi, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, app: Asgi, door: Door, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`. Reports the URL once it listens. No fault of a connection or of `app` ends it."""
         self._socket.listen(BACKLOG)
-        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))]
+        listeners = [PacedListener(self._socket, door)]
         url = self.url
-        handler = partial(self._handle, ASGIWrapper(app))  # type: ignore[arg-type]
+        handler = partial(self._handle, ASGIWrapper(app), door)  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             self._connections = nursery
             with self._accepting:
@@ -175,12 +174,14 @@ class Server:
                 await trio.serve_listeners(handler, listeners, handler_nursery=nursery)
         self._stopped.set()
 
-    async def _handle(self, app: ASGIWrapper, stream: trio.SocketStream) -> None:
+    async def _handle(self, app: ASGIWrapper, door: Door, stream: trio.SocketStream) -> None:
         if self.num_connections > self._max_connections:
             with suppress(OSError):
                 if self._tls is None:
                     os.write(stream.socket.fileno(), TURNED_AWAY)
             await stream.aclose()
+            return
+        if self._tls is None and await refuse_at(door, stream):
             return
         transport: trio.SocketStream | trio.SSLStream[trio.SocketStream] = stream
         if self._tls is not None:

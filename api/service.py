@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ..engine.core.errors import ModelNotFound
+from ..engine.core.errors import ModelNotFound, TrioletError
 from .config import ServerConfig
 from .lifecycle import Lifecycle
 
@@ -38,6 +38,10 @@ class Service:
                 f"The model `{name[:256]}` does not exist here; this server has {known}.", param="model"
             )
         return name
+
+    def refusal(self) -> TrioletError | None:
+        """Why a generating request that came now would be refused, whatever is in it; None when it may be served."""
+        return self.lifecycle.closed_because or self.engine.overload()
 
     @property
     def health(self) -> str | None:

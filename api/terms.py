@@ -18,6 +18,7 @@ from .wire import GenerateRequest
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,32}(?:\.[0-9]{0,32})?|\.[0-9]{1,32})(?:[eE][+-]?[0-9]{1,3})?")
 _SALT_TEXT = re.compile(r"[^\x00/@\\]{1,128}")
 _PRIORITY_MAX = 2**31 - 1
 
@@ -36,9 +37,8 @@ class Envelope:
 
     @property
     def request_id(self) -> str | None:
-        """`X-Request-Id`, where it is fit to be one; anything else in that header is somebody else's business."""
-        given = _text(self.headers, b"x-request-id")
-        return given if given is not None and REQUEST_ID.fullmatch(given) else None
+        """As `request_id_of`."""
+        return request_id_of(self.headers)
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +48,12 @@ class Terms:
     request_id: str
     caller: str
     options: RequestOptions
+
+
+def request_id_of(headers: Headers) -> str | None:
+    """`X-Request-Id`, where it is fit to be one; anything else in that header is somebody else's business."""
+    given = _text(headers, b"x-request-id")
+    return given if given is not None and REQUEST_ID.fullmatch(given) else None
 
 
 def new_request_id() -> str:
@@ -99,10 +105,9 @@ def _header_seconds(headers: Headers, name: str) -> float | None:
     text = _text(headers, name.lower().encode())
     if text is None:
         return None
-    try:
-        return _seconds(name, float(text))
-    except ValueError:
-        raise InvalidRequest(f"{name} must be {SECONDS}, not {text[:64]!r}.", param=name) from None
+    if not _NUMBER.fullmatch(text):
+        raise InvalidRequest(f"{name} must be {SECONDS}, not {text[:64]!r}.", param=name)
+    return _seconds(name, float(text))
 
 
 def _header_key(headers: Headers, name: str) -> str | None:

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from .controls import Controls
-from .core.errors import EngineDead
+from .core.errors import EngineDead, Overloaded
 from .core.events import FinishReason
 from .core.ids import TokenId
 from .core.params import SamplingParams
@@ -102,6 +102,10 @@ class Engine:
         """None while the engine works, else the reason why it does not: it is dead, or a step hangs (then the reason
         says which shapes were in it, and goes when the step lands or the device has been replaced)."""
         return self._read_stuck() if self._death is None else self._death[0]
+
+    def overload(self) -> Overloaded | None:
+        """What any request that came now would be refused with; None while the queue has room for one more."""
+        return self._registry.refusal(self._clock()) if self._death is None else None
 
     def stats(self) -> EngineStats:
         return self._read_stats()

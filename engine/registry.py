@@ -145,8 +145,8 @@ class Registry:
     def enter(self, name: str | None, now: float, *, num_choices: int = 1, num_tokens: int = 1) -> OpenRequest:
         """Let a request of about `num_tokens` prompt tokens in. Raises Overloaded past the bounds, InvalidRequest for a
         name that is in use."""
-        if self.num_queued >= self._max_queued or self.num_open >= self._max_open:
-            raise self._overloaded(f"The queue is full: {self.num_queued} requests are waiting.", now)
+        if (refusal := self.refusal(now)) is not None:
+            raise refusal
         if self.num_queued and self._num_queued_tokens + num_tokens > self._max_queued_tokens:
             raise self._overloaded(f"The queue is full: {self._num_queued_tokens} prompt tokens are waiting.", now)
         self._num_arrivals += 1
@@ -170,6 +170,12 @@ class Registry:
         self._by_id[request_id] = self._by_name[name] = request
         self._counts[request.stage] += 1
         return request
+
+    def refusal(self, now: float) -> Overloaded | None:
+        """What any request that came now would be told; None while there is room for one more."""
+        if self.num_queued < self._max_queued and self.num_open < self._max_open:
+            return None
+        return self._overloaded(f"The queue is full: {self.num_queued} requests are waiting.", now)
 
     def supersede(self, request: OpenRequest, key: str) -> OpenRequest | None:
         """From now on `key` means this request; who was meant before, if its scope is open."""

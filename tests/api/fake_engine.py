@@ -137,6 +137,7 @@ class FakeEngine:
 
     def __init__(self, *, pieces: list[str] | None = None, hold: str | None = None, max_model_len: int = 4096) -> None:
         self.model_name = "fake"
+        self.full = False
         self.created = 1_700_000_000
         self.max_model_len = max_model_len
         self.tokenizer = FakeTokenizer()
@@ -234,6 +235,9 @@ class FakeEngine:
 
     async def wait_dead(self) -> None:
         await self._died.wait()
+
+    def overload(self) -> Overloaded | None:
+        return overloaded() if self.full else None
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -1,5 +1,6 @@
 """What clients do to connections: stop reading, send too slowly, too much or nonsense. The server stays."""
 
+import json
 import logging
 import socket
 from contextlib import suppress
@@ -106,7 +107,37 @@ async def test_what_is_no_request_ends_its_connection_alone(data: bytes, status:
     """A status where there can be one, then the end; the next client is served."""
     async with serving() as rig, await rig.connect() as stream:
         await stream.send_all(data)
-        assert (await read_to_end(stream)).split(b" ")[1] == status
+        answer = await read_to_end(stream)
+        assert answer.split(b" ")[1] == status
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert error["code"] == ("malformed_http" if status == b"400" else "headers_too_large")
+        await alive(rig)
+
+
+@pytest.mark.parametrize("num_bytes", [60_000, 66_000, 100_000, 120_000])
+async def test_a_head_has_64_kib(num_bytes: int) -> None:
+    """More is refused whether it comes in one piece or in several."""
+    async with serving() as rig, await rig.connect() as stream:
+        await stream.send_all(HEALTH + b"connection: close\r\nx: " + b"y" * num_bytes + b"\r\n\r\n")
+        answer = await read_to_end(stream)
+        assert answer.split(b" ")[1] == (b"200" if num_bytes < 65_536 else b"431")
+
+
+@pytest.mark.parametrize("between", [b"\r\n", b"\r\n\r\n", b"\n"])
+@pytest.mark.parametrize("later", [False, True])
+async def test_line_ends_before_a_request_are_passed_over(between: bytes, later: bool) -> None:
+    """Some clients send one after a body: the next request on the connection is served all the same."""
+    async with serving() as rig, await rig.connect() as stream:
+        first = raw_post("/tokenize", {"prompt": "a"})
+        await stream.send_all(first if later else first + between)
+        await read_until(stream, b'"count":')
+        last = HEALTH + b"connection: close\r\n\r\n"
+        if later:
+            await stream.send_all(between[:1])
+            await trio.testing.wait_all_tasks_blocked(0.001)
+            last = between[1:] + last
+        await stream.send_all(last)
+        assert (await read_to_end(stream)).count(b"HTTP/1.1 200") == 1
         await alive(rig)
 
 

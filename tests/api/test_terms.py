@@ -19,8 +19,10 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
     ("name", "value", "message"),
     [
         ("X-Request-Timeout", "0", "X-Request-Timeout must be a number of seconds above 0, not 0.0."),
-        ("X-Request-Timeout", "nan", "X-Request-Timeout must be a number of seconds above 0, not nan."),
-        ("X-Request-Timeout", "inf", "X-Request-Timeout must be a number of seconds above 0, not inf."),
+        ("X-Request-Timeout", "nan", "X-Request-Timeout must be a number of seconds above 0, not 'nan'."),
+        ("X-Request-Timeout", "inf", "X-Request-Timeout must be a number of seconds above 0, not 'inf'."),
+        ("X-Request-Timeout", "1e400", "X-Request-Timeout must be a number of seconds above 0, not inf."),
+        ("X-Request-Timeout", "1_0", "X-Request-Timeout must be a number of seconds above 0, not '1_0'."),
         ("X-Request-Timeout", "soon", "X-Request-Timeout must be a number of seconds above 0, not 'soon'."),
         ("X-Supersede-Key", "", "X-Supersede-Key must be 1 to 128 printable ASCII characters."),
         ("X-Supersede-Key", "x" * 129, "X-Supersede-Key must be 1 to 128 printable ASCII characters."),

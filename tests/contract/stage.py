@@ -199,6 +199,7 @@ async def staged(
     max_model_len: int = 256,
     max_num_batched_tokens: int = 16,
     max_num_queued_reqs: int = 16,
+    max_num_queued_tokens: int = 0,
     fail_at: int | None = None,
     step_freely: bool = False,
     step_s: float = 0.0,
@@ -224,7 +225,7 @@ async def staged(
     device = SteppedDevice(simulation.device)
     if step_freely:
         device.step(float("inf"))
-    parts = attrs.evolve(simulation.parts, device=device)
+    parts = attrs.evolve(simulation.parts, device=device, max_num_queued_tokens=max_num_queued_tokens)
     engines: list[Engine] = []
     status: list[int] = []
     ended = trio.Event()

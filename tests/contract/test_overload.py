@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 import trio
 
-from .clients import PROTOCOLS, Client, connect
+from .clients import PROTOCOLS, connect
 from .stage import Stage, staged, until
 from .states import CHAT, body, choices_of
 
@@ -19,7 +19,7 @@ QUEUE = 100
 
 @both_protocols
 async def test_a_full_queue_refuses_before_it_tokenizes(protocol: str) -> None:
-    """503 with Retry-After, on a connection that stays; the ones in the queue are served."""
+    """503 with Retry-After, and the end of its connection; the ones in the queue are served."""
     async with staged(max_num_seqs=1, max_num_queued_reqs=2) as stage:
         clients = [await connect(protocol, stage.port) for _ in range(3)]
         await clients[0].ask(CHAT, body("hello"))
@@ -27,25 +27,52 @@ async def test_a_full_queue_refuses_before_it_tokenizes(protocol: str) -> None:
         for client in clients[1:]:
             await client.ask(CHAT, body("hello"))
         await until(lambda: stage.engine.stats().waiting == 2)
-        refused = await connect(protocol, stage.port)
         for streamed in (False, True):
+            refused = await connect(protocol, stage.port)
             answer = await refused.answer(CHAT, body("hello", stream=streamed))
             assert (refused.status, answer["error"]["code"]) == (503, "overloaded")
             assert answer["error"]["message"] == "The queue is full: 2 requests are waiting."
             assert int(refused.headers["retry-after"]) >= 1
+            await refused.close()
         assert stage.tokenizer.num_encoded == 3
         stage.device.step(1000)
         for client in clients:
             assert choices_of(await client.read(), streamed=False)[0].text == "hello"
-        await refused.answer(CHAT, body("hello"))
-        assert refused.status == 200
+        again = await connect(protocol, stage.port)
+        await again.answer(CHAT, body("hello"))
+        assert again.status == 200
+        for client in (*clients, again):
+            await client.close()
+        await stage.wait_all_gone()
+
+
+@both_protocols
+async def test_a_queue_full_of_prompt_tokens_refuses_the_next(protocol: str) -> None:
+    """Many short prompts may wait, or one long one: what counts is told before it is tokenized."""
+    async with staged(max_num_seqs=1, max_num_queued_tokens=40) as stage:
+        clients = [await connect(protocol, stage.port) for _ in range(3)]
+        await clients[0].ask(CHAT, body("hello"))
+        await until(lambda: stage.device.waits)
+        for client in clients[1:]:
+            await client.ask(CHAT, body("h" * 16))
+        await until(lambda: stage.engine.stats().waiting == 2)
+        refused = await connect(protocol, stage.port)
+        answer = await refused.answer(CHAT, body("h" * 200))
+        assert (refused.status, answer["error"]["code"]) == (503, "overloaded")
+        assert "prompt tokens are waiting" in answer["error"]["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        assert stage.tokenizer.num_encoded == 3
+        stage.device.step(1000)
+        for client in clients:
+            assert choices_of(await client.read(), streamed=False)
         for client in (*clients, refused):
             await client.close()
         await stage.wait_all_gone()
 
 
-async def _ask_again_and_again(stage: Stage, client: Client, statuses: list[int], share: int) -> None:
+async def _ask_again_and_again(stage: Stage, statuses: list[int], share: int) -> None:
     for _ in range(share):
+        client = await connect("http/1.1", stage.port)
         answer = await client.answer(CHAT, body("hello"))
         statuses.append(client.status)
         if client.status == 200:
@@ -53,18 +80,18 @@ async def _ask_again_and_again(stage: Stage, client: Client, statuses: list[int]
         else:
             assert int(client.headers["retry-after"]) >= 1
         assert stage.engine.stats().waiting <= QUEUE
+        await client.close()
 
 
 async def test_a_burst_loses_nothing_that_was_accepted() -> None:
     """5,000 requests at a queue of 100: each has its answer or its refusal, none is tokenized in vain, and the server
     keeps nothing of them."""
     async with staged(max_num_seqs=4, max_num_queued_reqs=QUEUE, check=False) as stage:
-        clients = [await connect("http/1.1", stage.port) for _ in range(NUM_CONNECTIONS)]
         statuses: list[int] = []
         share = BURST // NUM_CONNECTIONS
         async with trio.open_nursery() as nursery:
-            for client in clients:
-                nursery.start_soon(_ask_again_and_again, stage, client, statuses, share)
+            for _ in range(NUM_CONNECTIONS):
+                nursery.start_soon(_ask_again_and_again, stage, statuses, share)
             # The device stands still until all those without a place have been refused for good.
             await until(lambda: len(nursery.child_tasks) == stage.tokenizer.num_encoded)
             assert set(statuses) == {503}
@@ -78,8 +105,6 @@ async def test_a_burst_loses_nothing_that_was_accepted() -> None:
         assert stage.tokenizer.num_encoded == statuses.count(200) >= QUEUE + 4
         gc.collect()
         assert len(gc.get_objects()) <= num_objects, "nothing grows with the number of requests"
-        for client in clients:
-            await client.close()
         await stage.wait_all_gone()
 
 
