@@ -172,15 +172,21 @@ class PlainStream:
 
 
 LONG_ANSWER = 2048
-"""From so many tokens with log-probabilities on a body is made in a worker thread, so that no stream stalls."""
+"""From so many tokens with log-probabilities on, or as much work, a body is made in a thread: no stream stalls."""
 
 
 async def whole_body(format: Format, answers: list[Answer], usage: Usage) -> bytes:
     """The body of a plain answer, made without holding up the others. Cancelled, a thread finishes for nobody."""
     make = partial(format.whole, answers, usage)
-    if sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers) < LONG_ANSWER:
+    if sum(_weight(answer) for answer in answers) < LONG_ANSWER:
         return make()
     return await trio.to_thread.run_sync(make, abandon_on_cancel=True)
+
+
+def _weight(answer: Answer) -> int:
+    """How long its part of a body takes, in tokens with log-probabilities."""
+    vector = answer.last.vector if answer.last is not None else None
+    return len(answer.logprobs) + len(answer.prompt_logprobs) + (len(vector) // 64 if vector is not None else 0)
 
 
 _NOT_OPENAI = (FinishReason.TIMEOUT, FinishReason.ABORT, FinishReason.REPETITION)

@@ -13,6 +13,7 @@ import attrs
 from cyclopts import Parameter
 
 from ..engine.core.errors import ConfigurationError
+from ..engine.core.pooling import PoolingKind
 
 KEY_VARIABLE = "TRIOLET_API_KEY"
 ADMIN_KEY_VARIABLE = "TRIOLET_ADMIN_API_KEY"
@@ -156,6 +157,8 @@ class ServerConfig:
     """Seconds that a request may wait for admission when it brings no max_queue_time; then it is answered with 503."""
     strict_finish_reasons: bool = False
     """Say `length` where a request timed out or was cancelled, for clients that know OpenAI's finish reasons alone."""
+    embedding_pooling: PoolingKind = "last"
+    """What /v1/embeddings makes a vector of where a request does not say: the last token, or the mean of all."""
     shutdown_timeout: float = attrs.field(default=30.0, validator=_not_negative)
     """Seconds that running requests may take to finish once the server is told to stop."""
     max_connections: int = attrs.field(default=4096, validator=_positive)

@@ -4,7 +4,9 @@
     ├── Forbidden          403   the key opens other routes, not this one
     ├── NotFound           404   no such route, or no request of that name
     ├── MethodNotAllowed   405   says which methods there are
+    ├── Cancelled          400   ended from outside, and a part of an answer is of no use
     ├── BodyTimeout        408   the body did not come in time
+    ├── TimedOut           408   its own time was over, and a part of an answer is of no use
     ├── Conflict           409   cannot be done as things are now
     ├── BodyTooLarge       413   says the limit
     ├── WrongMediaType     415   a body that is called something else than JSON
@@ -35,6 +37,22 @@ class Forbidden(RequestError):
     status = 403
     type = "invalid_request_error"
     code = "forbidden"
+
+
+class TimedOut(RequestError):
+    """The request's time was over before it had an answer, and half an answer is of no use."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "timeout"
+
+
+class Cancelled(RequestError):
+    """The request was ended from outside before it had an answer."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "cancelled"
 
 
 class NotFound(RequestError):

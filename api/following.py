@@ -1,12 +1,14 @@
 """One prompt's way through the engine, as part of the HTTP request that it belongs to."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from ..engine.core.events import FinishReason
+from ..engine.options import RequestOptions
 from ..engine.stream import SUPERSEDED, Output, RequestStream
 from .jobs import Job
 from .lifecycle import OpenRequest
@@ -31,7 +33,7 @@ class Follower:
     async def run(
         self, take: Take, may_take: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Hand every output to `take`, once `may_take`, in a scope of `engine.generate`.
+        """Hand every output to `take`, once `may_take`, in a scope of the engine.
 
         Started: no refusal can come any more. Where its time in the queue is limited it is admitted then; without a
         limit it may still wait, so that a stream can begin, and ping, meanwhile.
@@ -41,9 +43,7 @@ class Follower:
         if self._index:
             options = attrs.evolve(options, supersede_key=None)  # The prompts of a request don't replace each other.
         request.on_end(self._end)
-        async with self._engine.generate(
-            job.prompts[self._index], job.params, request_id=self._name, options=options
-        ) as stream:
+        async with self._enter(options) as stream:
             if request.ended_by is not None:
                 self._end()  # It came before the engine knew the request.
             if options.max_queue_time_s is not None:
@@ -57,6 +57,12 @@ class Follower:
                         request.end(SUPERSEDED)
                     output = attrs.evolve(output, stop_reason=request.ended_by or output.stop_reason)
                 await take(first_choice + output.choice, output, stream)
+
+    def _enter(self, options: RequestOptions) -> AbstractAsyncContextManager[RequestStream]:
+        job, prompt = self._job, self._job.prompts[self._index]
+        if job.pooling is not None:
+            return self._engine.embed(prompt, job.pooling, request_id=self._name, options=options)
+        return self._engine.generate(prompt, job.params, request_id=self._name, options=options)
 
     def _end(self) -> None:
         """The request has been cancelled or superseded: the engine ends the answers, whatever stage they are in."""

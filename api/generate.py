@@ -127,9 +127,19 @@ class GenerateRoute:
             if job.tells_format:
                 job.format.delta(answers[index], output)
 
+        turns = trio.Semaphore(job.at_once)
+
+        async def follow(index: int, *, task_status: trio.TaskStatus[None]) -> None:
+            try:
+                follower = Follower(self._service.engine, job, index, request)
+                await follower.run(take, may_take, task_status=task_status)
+            finally:
+                turns.release()
+
         async with trio.open_nursery() as following:
             for index in range(len(job.prompts)):
-                await following.start(Follower(self._service.engine, job, index, request).run, take, may_take)
+                await turns.acquire()
+                await following.start(follow, index)
 
 
 async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:

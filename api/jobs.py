@@ -10,11 +10,13 @@ import attrs
 
 from ..engine.core.errors import InvalidRequest
 from ..engine.core.params import SamplingParams
+from ..engine.core.pooling import Pooling
 from ..engine.prompt import Cut, InfillPrompt, TextPrompt, TokenPrompt
 from .answers import Format, Shape
 from .body import decode
 from .chats import ChatFormat
 from .completions import CompletionFormat, Echo
+from .embeddings import AT_ONCE, EmbeddingFormat, EmbeddingRequest
 from .rendering import cut_of, request_prompt
 from .service import Service
 from .terms import Envelope, Terms, read_terms
@@ -45,6 +47,10 @@ class Job:
     """A scope to run it in: whoever keeps account of it learns there that it ends. Left without an await."""
     tells_format: bool = False
     """`format` is told every output, also where nothing is streamed; the answers keep nothing then."""
+    pooling: Pooling | None = None
+    """Each prompt is to become a vector, and is not answered."""
+    at_once: int = MAX_PROMPTS
+    """Prompts that are in the engine at a time."""
 
     @property
     def num_choices(self) -> int:
@@ -127,6 +133,41 @@ def completion_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     )
 
 
+def embedding_job(service: Service, body: bytes, envelope: Envelope) -> Job:
+    """POST /v1/embeddings. Raises InvalidRequest or ModelNotFound."""
+    request = decode(body, EmbeddingRequest)
+    model = service.check_model(request.model)
+    pooling = Pooling(
+        kind=request.pooling or service.config.embedding_pooling,
+        dimensions=request.dimensions,
+        normalize=request.normalize is not False,
+    )
+    service.engine.check_pooling(pooling)
+    prompts = completion_prompts(
+        request.input,
+        add_special_tokens=request.add_special_tokens is not False,
+        cut=cut_of(service, request, None, answered=False),
+        param="input",
+    )
+    terms = read_terms(request, envelope, service.config)
+    return Job(
+        id=f"embd-{uuid.uuid4().hex}",
+        prompts=prompts,
+        params=SamplingParams(),
+        stream=False,
+        include_usage=False,
+        format=EmbeddingFormat(
+            id=f"embd-{terms.request_id}",
+            created=int(time.time()),
+            model=model,
+            base64=request.encoding_format == "base64",
+        ),
+        terms=terms,
+        pooling=pooling,
+        at_once=AT_ONCE,
+    )
+
+
 def _shape(service: Service, request: ChatRequest | CompletionRequest, params: SamplingParams) -> Shape:
     return Shape(
         strict=service.config.strict_finish_reasons,
@@ -169,39 +210,44 @@ def completion_prompts(
     suffix: str | None = None,
     add_special_tokens: bool = True,
     cut: Cut | None = None,
+    param: str = "prompt",
 ) -> "tuple[Prompt, ...]":
     """A text, a list of texts, token ids, or a list of those. The number of prompts is checked before one is built."""
 
     def text_prompt(text: str) -> "Prompt":
         if suffix is not None:
             return InfillPrompt(text=text, suffix=suffix, cut=cut)
-        return TextPrompt(text=text, add_special_tokens=add_special_tokens, cut=cut)
+        return TextPrompt(text=text, add_special_tokens=add_special_tokens, cut=cut, param=param)
 
     if isinstance(prompt, str):
         return (text_prompt(prompt),)
     if not prompt:
-        raise InvalidRequest("prompt must not be an empty list.", param="prompt")
+        raise InvalidRequest(f"{param} must not be an empty list.", param=param)
     kind = type(prompt[0])
     for index, entry in enumerate(prompt):
         if type(entry) is not kind:
-            where = f"prompt[{index}]"
+            where = f"{param}[{index}]"
             raise InvalidRequest(
-                f"{where} is malformed: prompt must be all texts, all token ids, or all lists of token ids.",
+                f"{where} is malformed: {param} must be all texts, all token ids, or all lists of token ids.",
                 param=where,
             )
         if entry == []:
-            raise InvalidRequest(f"prompt[{index}] must not be an empty list.", param=f"prompt[{index}]")
+            raise InvalidRequest(f"{param}[{index}] must not be an empty list.", param=f"{param}[{index}]")
     if suffix is not None and kind is not str:
         raise InvalidRequest("suffix takes a prompt that is a text, not token ids.", param="suffix")
     if kind is int:
-        return (TokenPrompt(token_ids=tuple(prompt), cut=cut),)  # type: ignore[arg-type]
+        return (TokenPrompt(token_ids=tuple(prompt), cut=cut, param=param),)  # type: ignore[arg-type]
     if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt may hold at most {MAX_PROMPTS} prompts, not {len(prompt)}.", param="prompt")
+        raise InvalidRequest(f"{param} may hold at most {MAX_PROMPTS} prompts, not {len(prompt)}.", param=param)
     return tuple(
-        text_prompt(entry) if isinstance(entry, str) else TokenPrompt(token_ids=tuple(entry), cut=cut)  # type: ignore[arg-type]
+        text_prompt(entry) if isinstance(entry, str) else TokenPrompt(token_ids=tuple(entry), cut=cut, param=param)  # type: ignore[arg-type]
         for entry in prompt
     )
 
 
-JOBS = {"/v1/chat/completions": chat_job, "/v1/completions": completion_job}
+JOBS = {
+    "/v1/chat/completions": chat_job,
+    "/v1/completions": completion_job,
+    "/v1/embeddings": embedding_job,
+}
 """The generating routes, each with what reads its body."""

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from .embeddings import EmbeddingRequest
 from .errors import ErrorBody
 from .settings import SettingsChange
 from .wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -53,6 +54,13 @@ OPERATIONS = (
         summary="Go on with a prompt, or with each of several; with `stream` as server-sent events.",
         body=CompletionRequest,
         errors=GENERATES,
+    ),
+    Operation(
+        method="post",
+        path="/v1/embeddings",
+        summary="A vector for a text, or for each of several.",
+        body=EmbeddingRequest,
+        errors=(404, 500, 503),
     ),
     Operation(
         method="post",

@@ -7,6 +7,7 @@ import trio
 
 from ..engine.core.errors import InvalidRequest
 from ..engine.prompt import ChatPrompt, Cut
+from .embeddings import EmbeddingRequest
 from .messages import Message, template_messages
 from .service import Service
 from .wire import ChatRequest, CompletionRequest, TokenizeRequest
@@ -49,10 +50,16 @@ def request_prompt(service: Service, request: ChatRequest) -> ChatPrompt:
     return attrs.evolve(prompt, cut=cut_of(service, request, max_tokens))
 
 
-def cut_of(service: Service, request: ChatRequest | CompletionRequest, max_tokens: int | None) -> Cut | None:
+def cut_of(
+    service: Service,
+    request: ChatRequest | CompletionRequest | EmbeddingRequest,
+    max_tokens: int | None,
+    *,
+    answered: bool = True,
+) -> Cut | None:
     """Where a request's prompts are cut. Raises InvalidRequest.
 
-    -1 leaves room for the answer, or for a token of it where it has no limit.
+    -1 leaves room for the answer, or for a token of it where it has no limit; for none where it is not `answered`.
     """
     most = request.truncate_prompt_tokens
     limit = service.engine.max_model_len
@@ -64,7 +71,7 @@ def cut_of(service: Service, request: ChatRequest | CompletionRequest, max_token
             param="truncate_prompt_tokens",
         )
     if most == -1:
-        most = max(1, limit - max(1, max_tokens or 1))
+        most = max(1, limit - max(1, max_tokens or 1)) if answered else limit
     return Cut(num_tokens=most, side=request.truncation_side or "left")
 
 

@@ -7,6 +7,7 @@ answer itself does not depend on them.
 import math
 import re
 import uuid
+from typing import Protocol
 
 import attrs
 
@@ -14,7 +15,6 @@ from ..engine.core.errors import InvalidRequest
 from ..engine.options import RequestOptions
 from .body import Headers, header
 from .config import ServerConfig
-from .wire import GenerateRequest
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
@@ -60,7 +60,17 @@ def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
-def read_terms(request: GenerateRequest, envelope: Envelope, config: ServerConfig) -> Terms:
+class Asking(Protocol):
+    """The fields of a body that its terms are read from."""
+
+    request_id: str | None
+    timeout: float | None
+    max_queue_time: float | None
+    priority: int | None
+    cache_salt: str | None
+
+
+def read_terms(request: Asking, envelope: Envelope, config: ServerConfig) -> Terms:
     """Raises InvalidRequest naming the field or the header."""
     headers, now = envelope.headers, envelope.arrival_time
     given = [

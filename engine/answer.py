@@ -87,6 +87,7 @@ class Answer:
             score=finished.score,
             end_token_id=finished.end_token if self.stopped_by is None else None,
             end_logprobs=finished.end_logprobs if self.stopped_by is None else None,
+            vector=finished.vector,
         )
         self._mailbox.finish(end, self.choice)
 

@@ -138,6 +138,7 @@ def _put_together(
             model_name=model_name,
             max_model_len=size.max_model_len,
             vocab_size=vocab_size,
+            hidden_size=loaded.hidden_size,
             max_num_seqs=config.max_num_seqs,
             end_token_ids=tuple(TokenId(token) for token in end_token_ids if token < vocab_size),
             seed=config.seed,

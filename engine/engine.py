@@ -21,6 +21,7 @@ from .core.errors import EngineDead, Overloaded
 from .core.events import FinishReason
 from .core.ids import TokenId
 from .core.params import SamplingParams
+from .core.pooling import Pooling
 from .core.request import Request
 from .grammar import GrammarClient
 from .inbox import Inbox
@@ -47,6 +48,8 @@ class EngineFacts:
     end_token_ids: tuple[TokenId, ...] = ()
     seed: int = 0
     cache: CacheFacts = NO_FACTS
+    hidden_size: int | None = None
+    """Numbers in a vector; None: not known, and not checked."""
     created: int = attrs.field(factory=lambda: int(time.time()))
     """Unix time."""
 
@@ -126,6 +129,29 @@ class Engine:
         """A scope that runs one request and gives its stream. See `Generation` for what entering it may raise."""
         return Generation(self, as_prompt(prompt), params or SamplingParams(), request_id, options)
 
+    def embed(
+        self,
+        prompt: Prompt | str | Sequence[int],
+        pooling: Pooling | None = None,
+        *,
+        request_id: str | None = None,
+        options: RequestOptions = DEFAULT_OPTIONS,
+    ) -> AbstractAsyncContextManager[RequestStream]:
+        """A scope that turns a prompt into a vector, and gives a stream of one output: `Output.vector`.
+
+        A request as any other: scheduled, cancelled at the next step boundary, ended by its deadline (then, and when it
+        is aborted, the output has no vector). A vector of the last token takes what the prefix cache has; a mean needs
+        the states of all positions, so its prompt is computed whole. Both leave their blocks to the cache.
+        """
+        return Generation(
+            self, as_prompt(prompt), SamplingParams(max_tokens=1), request_id, options, pooling or Pooling()
+        )
+
+    def check_pooling(self, pooling: Pooling) -> None:
+        """Raises InvalidRequest where the model has fewer dimensions."""
+        if self._facts.hidden_size is not None:
+            pooling.check(self._facts.hidden_size)
+
     def abort(self, request_id: str) -> bool:
         """End an open request by the name its client knows, from anywhere: its reader gets the text so far and the
         finish reason `abort`. False: there is no such request, or it has ended."""
@@ -187,17 +213,19 @@ class Engine:
         params: SamplingParams,
         options: RequestOptions,
         param: str,
+        pooling: Pooling | None,
     ) -> None:
         if self._death is not None:
             raise self._dead()
         limit = self.max_model_len
-        check_length(len(token_ids), max_model_len=limit, param=param)
-        params = fit_params(
-            params,
-            num_prompt_tokens=len(token_ids),
-            max_model_len=limit,
-            max_num_seqs=self._facts.max_num_seqs,
-        )
+        check_length(len(token_ids), max_model_len=limit, param=param, answered=pooling is None)
+        if pooling is None:
+            params = fit_params(
+                params,
+                num_prompt_tokens=len(token_ids),
+                max_model_len=limit,
+                max_num_seqs=self._facts.max_num_seqs,
+            )
         if params.bad_words:
             bad_words = self.tokenizer.bad_word_token_ids(params.bad_words)
             params = attrs.evolve(params, bad_word_token_ids=params.bad_word_token_ids + bad_words)
@@ -217,6 +245,7 @@ class Engine:
                     prompt_token_ids=cast(tuple[TokenId, ...], token_ids),
                     params=params,
                     seed=seed,
+                    pooling=pooling,
                     end_token_ids=self._facts.end_token_ids,
                     arrival_time=request.arrival_time,
                     priority=options.priority,
@@ -281,8 +310,10 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
         params: SamplingParams,
         request_id: str | None,
         options: RequestOptions,
+        pooling: Pooling | None = None,
     ) -> None:
         self._engine = engine
+        self._pooling = pooling
         self._prompt = prompt
         self._params = params
         self._options = options
@@ -293,6 +324,8 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
         if self._request is not None:
             raise RuntimeError("a request's scope is entered once")
         engine = self._engine
+        if self._pooling is not None:
+            engine.check_pooling(self._pooling)
         self._request = request = engine._enter(self._request_id, self._prompt, self._params.n, self._options)
         token_ids: tuple[int, ...] = ()
         try:
@@ -303,7 +336,8 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
             if request.tokenizing.cancel_called:
                 engine._end_before_submit(request, self._params.n, self._options)
                 return RequestStream(request, ())
-            engine._submit(request, token_ids, self._params, self._options, prompt_param(self._prompt))
+            param = prompt_param(self._prompt)
+            engine._submit(request, token_ids, self._params, self._options, param, self._pooling)
         except BaseException as error:
             if isinstance(error, trio.Cancelled):
                 engine._end_early(request, AbortReason.LEFT)

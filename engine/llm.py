@@ -5,20 +5,21 @@ all its prompts to the engine, waits, and gives the answers in the order of the 
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import attrs
 import trio
 
 from .config import EngineConfig
-from .core.errors import InvalidRequest, TrioletError
+from .core.errors import InvalidRequest, RequestFailed, TrioletError
 from .core.events import FinishReason
 from .core.logprobs import TokenLogprobs
 from .core.params import SamplingParams
+from .core.pooling import Pooling, PoolingKind, numbers_of
 from .device import Portal
 from .engine import Engine
 from .open import open_engine
@@ -71,7 +72,22 @@ class RequestOutput:
         return self.choices[0].finish_reason
 
 
-Job = tuple[Prompt, SamplingParams]
+@attrs.frozen(kw_only=True)
+class EmbeddingOutput:
+    """What came of one prompt of `LLM.embed`."""
+
+    request_id: str
+    prompt: str | None
+    """The prompt's text, where it was one."""
+    prompt_token_ids: tuple[int, ...]
+    num_cached_tokens: int
+    """Prompt tokens that the prefix cache spared."""
+    embedding: list[float]
+
+
+T = TypeVar("T")
+Ask = Callable[[Engine], Awaitable[tuple[T, int]]]
+"""One request: what came of it, and how many tokens that was."""
 
 
 class LLM:
@@ -126,6 +142,23 @@ class LLM:
         ]
         return self._run(prompts, sampling_params, progress)
 
+    def embed(
+        self,
+        prompts: Prompt | str | Sequence[int] | Sequence[Prompt | str | Sequence[int]],
+        *,
+        pooling: PoolingKind = "last",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        progress: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """A vector for each prompt, in the order given, from the model's last hidden states; otherwise as `generate`.
+
+        `pooling`: of the last token, or the mean of all (nothing is then spared by the prefix cache). `dimensions`:
+        keep the first so many numbers. `normalize`: make the vector one long, after that.
+        """
+        wanted = Pooling(kind=pooling, dimensions=dimensions, normalize=normalize)
+        return self._ask_all([partial(_embed, prompt, wanted) for prompt in _prompts(prompts)], progress)
+
     def stats(self) -> EngineStats:
         """The engine's numbers now."""
 
@@ -152,9 +185,12 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
     ) -> list[RequestOutput]:
-        jobs = list(zip(prompts, _params(sampling_params, len(prompts)), strict=True))
-        with request_bar(len(jobs), show=progress) as ended:
-            return self._portal.call(partial(_answer_all, jobs, self._turns, ended))
+        jobs = zip(prompts, _params(sampling_params, len(prompts)), strict=True)
+        return self._ask_all([partial(_answer, prompt, params) for prompt, params in jobs], progress)
+
+    def _ask_all(self, asks: list[Ask[T]], progress: bool) -> list[T]:
+        with request_bar(len(asks), show=progress) as ended:
+            return self._portal.call(partial(_ask_all, asks, self._turns, ended))
 
 
 def _prompts(prompts: Any) -> list[Prompt]:
@@ -176,34 +212,47 @@ def _params(given: SamplingParams | Sequence[SamplingParams] | None, num_prompts
     return list(given)
 
 
-async def _answer_all(
-    jobs: list[Job], turns: trio.Semaphore, ended: Callable[[int], None], engine: Engine
-) -> list[RequestOutput]:
+async def _ask_all(asks: list[Ask[T]], turns: trio.Semaphore, ended: Callable[[int], None], engine: Engine) -> list[T]:
     """Every request at once, as far as the queue takes them; started in their order."""
-    outputs: dict[int, RequestOutput] = {}
+    outputs: dict[int, T] = {}
 
     async def answer(index: int) -> None:
         try:
-            outputs[index] = output = await _answer(engine, *jobs[index])
+            outputs[index], num_tokens = await asks[index](engine)
         except TrioletError as error:
             error.add_note(f"This was prompt {index}.")
             raise
         finally:
             turns.release()
-        ended(sum(len(choice.token_ids) for choice in output.choices))
+        ended(num_tokens)
 
     try:
         async with trio.open_nursery() as nursery:
-            for index in range(len(jobs)):
+            for index in range(len(asks)):
                 await turns.acquire()
                 nursery.start_soon(answer, index)
     except ExceptionGroup as group:
         error = group.exceptions[0]
         raise error from error.__cause__
-    return [outputs[index] for index in range(len(jobs))]
+    return [outputs[index] for index in range(len(asks))]
 
 
-async def _answer(engine: Engine, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+async def _embed(prompt: Prompt, pooling: Pooling, engine: Engine) -> tuple[EmbeddingOutput, int]:
+    async with engine.embed(prompt, pooling) as stream:
+        (output,) = [output async for output in stream]
+    if output.vector is None:
+        raise RequestFailed("The request was ended before it had a vector.")
+    embedding = EmbeddingOutput(
+        request_id=stream.request_id,
+        prompt=prompt.text if isinstance(prompt, TextPrompt) else None,
+        prompt_token_ids=stream.prompt_token_ids,
+        num_cached_tokens=output.num_cached_tokens,
+        embedding=numbers_of(output.vector),
+    )
+    return embedding, len(stream.prompt_token_ids)
+
+
+async def _answer(prompt: Prompt, params: SamplingParams, engine: Engine) -> tuple[RequestOutput, int]:
     texts: list[list[str]] = [[] for _ in range(params.n)]
     token_ids: list[list[int]] = [[] for _ in range(params.n)]
     logprobs: list[list[TokenLogprobs]] = [[] for _ in range(params.n)]
@@ -211,22 +260,22 @@ async def _answer(engine: Engine, prompt: Prompt, params: SamplingParams) -> Req
     ends: dict[int, Choice] = {}
     num_cached_tokens = 0
     async with engine.generate(prompt, params) as stream:
-        async for output in stream:
-            texts[output.choice].append(output.text)
-            token_ids[output.choice] += output.token_ids
-            logprobs[output.choice] += output.logprobs
+        async for delta in stream:
+            texts[delta.choice].append(delta.text)
+            token_ids[delta.choice] += delta.token_ids
+            logprobs[delta.choice] += delta.logprobs
             prompt_logprobs = stream.prompt_logprobs
-            num_cached_tokens = output.num_cached_tokens
-            if output.finish_reason is not None:
-                ends[output.choice] = Choice(
-                    text="".join(texts[output.choice]),
-                    token_ids=tuple(token_ids[output.choice]),
-                    finish_reason=output.finish_reason,
-                    stop_reason=output.stop_reason,
-                    score=output.score,
-                    logprobs=tuple(logprobs[output.choice]),
+            num_cached_tokens = delta.num_cached_tokens
+            if delta.finish_reason is not None:
+                ends[delta.choice] = Choice(
+                    text="".join(texts[delta.choice]),
+                    token_ids=tuple(token_ids[delta.choice]),
+                    finish_reason=delta.finish_reason,
+                    stop_reason=delta.stop_reason,
+                    score=delta.score,
+                    logprobs=tuple(logprobs[delta.choice]),
                 )
-    return RequestOutput(
+    output = RequestOutput(
         request_id=stream.request_id,
         prompt=prompt.text if isinstance(prompt, TextPrompt) else None,
         prompt_token_ids=stream.prompt_token_ids,
@@ -234,3 +283,4 @@ async def _answer(engine: Engine, prompt: Prompt, params: SamplingParams) -> Req
         choices=tuple(ends[choice] for choice in range(params.n)),
         prompt_logprobs=prompt_logprobs,
     )
+    return output, sum(len(choice.token_ids) for choice in output.choices)

@@ -45,6 +45,7 @@ class Loaded:
     """What the engine has to know of a model that has been loaded."""
 
     vocab_size: int
+    hidden_size: int
     end_token_ids: tuple[int, ...]
     size: KVSize
     device: str = "cpu"
@@ -95,6 +96,7 @@ def _load(
         kv_dtype = str(dtype).removeprefix("torch.")
     loaded = Loaded(
         vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
         end_token_ids=spec.eos_token_ids,
         size=size,
         device=device.type,

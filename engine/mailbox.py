@@ -31,6 +31,8 @@ class End:
     """The end or stop token that ended it; it is not among its tokens."""
     end_logprobs: TokenLogprobs | None = None
     """Those of the end token, where they were asked for."""
+    vector: bytes | None = None
+    """What a request with a pooling asked for."""
 
 
 @attrs.frozen(kw_only=True)

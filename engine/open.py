@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager, contextmanager
 import trio
 
 from .assembly import Assembly, EngineParts
-from .build import Progress, build, make_device
+from .build import build, make_device
 from .config import EngineConfig
 from .core.errors import EngineDead
 from .device import DeviceFailed
 from .engine import Engine
+from .loading import Progress
 from .observer import Observer
 
 log = logging.getLogger(__name__)

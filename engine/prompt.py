@@ -33,6 +33,8 @@ class TextPrompt:
     add_special_tokens: bool = True
     """Let the tokenizer add what it adds by default (a begin-of-text token, mostly)."""
     cut: Cut | None = None
+    param: str = attrs.field(default="prompt", eq=False)
+    """The request's field that it came in."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +56,8 @@ class TokenPrompt:
 
     token_ids: tuple[int, ...] = attrs.field(converter=_token_ids)
     cut: Cut | None = None
+    param: str = attrs.field(default="prompt", eq=False)
+    """The request's field that it came in."""
 
 
 def _messages(value: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -123,7 +127,15 @@ def as_prompt(prompt: Prompt | str | Sequence[int]) -> Prompt:
 
 def prompt_param(prompt: Prompt) -> str:
     """The request's field that the prompt came in, to be named in errors."""
-    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+    match prompt:
+        case TextPrompt() | TokenPrompt():
+            return prompt.param
+        case InfillPrompt():
+            return "prompt"
+        case ChatPrompt():
+            return "messages"
+        case _:
+            assert_never(prompt)
 
 
 def num_characters(prompt: Prompt) -> int:
@@ -178,10 +190,15 @@ def check_token_ids(token_ids: tuple[int, ...], *, vocab_size: int, param: str) 
             )
 
 
-def check_length(num_tokens: int, *, max_model_len: int, param: str) -> None:
-    """The prompt has a token and leaves room for one, or InvalidRequest says which it misses."""
+def check_length(num_tokens: int, *, max_model_len: int, param: str, answered: bool = True) -> None:
+    """The prompt has a token and, where it is to be answered, leaves room for one, or InvalidRequest says which it
+    misses."""
     if num_tokens == 0:
         raise InvalidRequest("The prompt is empty: it must have at least one token.", param=param)
+    if not answered and num_tokens > max_model_len:
+        raise PromptTooLong(f"The input has {num_tokens} tokens; the model takes at most {max_model_len}.", param=param)
+    if not answered:
+        return
     if num_tokens >= max_model_len:
         raise PromptTooLong(
             f"The prompt has {num_tokens} tokens; the model takes at most {max_model_len} in all, prompt and answer "

@@ -46,6 +46,8 @@ class Output:
     """On the last output of an answer that an end or stop token ended: which. It is not among the `token_ids`."""
     end_logprobs: TokenLogprobs | None = None
     """Those of the end token, where the request asked for logprobs."""
+    vector: bytes | None = None
+    """On the only output of a request with a pooling: float32, little-endian (`core.pooling.numbers_of`)."""
 
 
 class RequestStream(AsyncIterator[Output]):
@@ -113,4 +115,5 @@ class RequestStream(AsyncIterator[Output]):
             logprobs=delta.logprobs,
             end_token_id=end.end_token_id if end is not None else None,
             end_logprobs=end.end_logprobs if end is not None else None,
+            vector=end.vector if end is not None else None,
         )

@@ -10,35 +10,19 @@ The columns are numpy arrays on the host; a step of unchanged decodes touches ea
 sequence. Every broken promise of a plan raises `AssertionError` and says which.
 """
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
 from ..engine.core.ids import SequenceId
 from ..engine.core.plan import JoinedSequence, StepPlan, choice_seed
+from ..engine.core.pooling import Pooling
 from .attention.interface import Int32Array, Int64Array, StepLayout
 from .grammar import Grammars
 from .sampling import SamplingRows
 from .shaping import Shaper
+from .work import StepWork
 
-
-@attrs.frozen(kw_only=True, eq=False)
-class StepWork:
-    """What a step computes: the flat batch, where it lies, and which of its rows are sampled."""
-
-    rows: Int64Array
-    """The batch's rows that compute anything, in the order of the layout."""
-    token_ids: Int64Array
-    positions: Int64Array
-    layout: StepLayout
-    sampled_rows: Int64Array
-    """Rows of the batch that sample a token."""
-    sampled_tokens: Int64Array
-    """The rows of the flat batch whose logits are wanted: the last tokens of `sampled_rows`, in the same order, then
-    the tokens before those that `scored` names."""
-    scored: tuple[tuple[int, int, Int64Array, int], ...] = ()
-    """Prompt tokens to report: row of the batch, position of the first, the tokens, how many rivals of each."""
-
+__all__ = ["KeptBatch", "StepWork"]
 
 _COLUMNS = np.dtype(
     [
@@ -85,6 +69,8 @@ class KeptBatch:
         """Rows that report the log-probabilities of their tokens."""
         self._num_scoring = 0
         """Rows that joined to report those of their prompts."""
+        self._num_pooling = 0
+        """Rows that become a vector."""
 
     def __len__(self) -> int:
         return len(self._joined)
@@ -115,6 +101,7 @@ class KeptBatch:
         row_of_token = np.repeat(rows, lengths)
         positions = np.arange(ends[-1]) + np.repeat(contexts - ends, lengths)
         samples = contexts == known
+        pooled, pooled_tokens = self._pooled(rows, lengths, ends, samples) if self._num_pooling else ((), ends[:0])
         scored, scored_tokens = self._scored(rows, starts, contexts, ends) if self._num_scoring else ((), ends[:0])
         layout = StepLayout(
             query_lengths=lengths,
@@ -130,7 +117,16 @@ class KeptBatch:
             sampled_rows=rows[samples],
             sampled_tokens=np.concatenate((ends[samples] - 1, scored_tokens)),
             scored=scored,
+            pooled=pooled,
+            pooled_tokens=pooled_tokens,
         )
+
+    def pooling(self, row: int) -> tuple[Pooling, int]:
+        """What a row that is pooled asks for, and how many tokens it has."""
+        joined = self._joined[row]
+        if joined.pooling is None:
+            raise AssertionError(f"sequence {joined.sequence} asks for no vector")
+        return joined.pooling, len(joined.token_ids)
 
     def draws_plainly(self, rows: Int64Array) -> bool:
         """Each of these rows draws one token."""
@@ -211,6 +207,7 @@ class KeptBatch:
         self._num_shaped -= self._shapers[row] is not None
         self._num_reporting -= joined.sampling.logprobs is not None
         self._num_scoring -= joined.prompt_logprobs_from is not None
+        self._num_pooling -= joined.pooling is not None
         if row != last:
             self._joined[row], self._tokens[row] = self._joined[last], self._tokens[last]
             self._shapers[row] = self._shapers[last]
@@ -257,6 +254,7 @@ class KeptBatch:
         )
         self._num_reporting += sampling.logprobs is not None
         self._num_scoring += joined.prompt_logprobs_from is not None
+        self._num_pooling += joined.pooling is not None
         self._num_special += joined.num_samples > 1 or joined.num_candidates > 0
         self._waiting += sampling.min_tokens > 0
         self._row[name] = row
@@ -321,6 +319,21 @@ class KeptBatch:
             scored.append((row, first, self._tokens[row][first:after], count))
             flat.append(np.arange(first, after) - 1 + int(ends[i] - contexts[i]))
         return tuple(scored), np.concatenate(flat)
+
+    def _pooled(
+        self, rows: Int64Array, lengths: Int64Array, ends: Int64Array, samples: npt.NDArray[np.bool_]
+    ) -> tuple[tuple[tuple[int, int, bool], ...], Int64Array]:
+        """`StepWork.pooled`, and the rows of the flat batch that it takes. Its rows are taken out of `samples`."""
+        pooled, flat = [], [ends[:0]]
+        for i, row in enumerate(rows.tolist()):
+            if (pooling := self._joined[row].pooling) is None:
+                continue
+            is_last, samples[i] = bool(samples[i]), False
+            count = int(lengths[i]) if pooling.needs_every_state else int(is_last)
+            if count:
+                pooled.append((row, count, is_last))
+                flat.append(np.arange(ends[i] - count, ends[i]))
+        return tuple(pooled), np.concatenate(flat)
 
     def _slots(self, table: Int32Array, rows: Int64Array, positions: Int64Array) -> Int64Array:
         """The row of `KVTensors.rows` where each token is written."""

@@ -6,6 +6,8 @@ Both write K and V of the step's tokens into their cache. Called by the device t
 
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from .attention import AttentionBackend, AttentionShape, choose_backend
@@ -17,9 +19,15 @@ from .native.kv import NativeKV
 from .native.weights import NativeModel
 from .sampling import Best
 
+Float32Array = npt.NDArray[np.float32]
+
 
 class ForwardPass(Protocol):
     """A model bound to its cache."""
+
+    states: Float32Array
+    """`[len(work.pooled_tokens), hidden_size]` of the last call: what the model's last norm gives at these tokens.
+    Valid until the next call."""
 
     def __call__(self, work: StepWork) -> tuple[torch.Tensor, Best | None]:
         """Logits `[len(work.sampled_rows), vocab_size]` in float32, valid until the next call, and where each row's
@@ -35,6 +43,7 @@ class TorchForward:
         self.attention: AttentionBackend = choose_backend(attention_backend, model.device.type)(
             AttentionShape.of(model.spec), kv
         )
+        self.states: Float32Array = np.empty((0, model.spec.hidden_size), np.float32)
 
     def __call__(self, work: StepWork) -> tuple[torch.Tensor, None]:
         backend, device = self.attention, self.model.device
@@ -44,13 +53,13 @@ class TorchForward:
             backend.write(layer, keys, values, metadata)
             return backend.attend(layer, queries, metadata)
 
-        logits = self.model.forward(
-            torch.from_numpy(work.token_ids).to(device),
-            torch.from_numpy(work.positions).to(device),
-            attend,
-            torch.from_numpy(work.sampled_tokens).to(device),
+        hidden = self.model.hidden(
+            torch.from_numpy(work.token_ids).to(device), torch.from_numpy(work.positions).to(device), attend
         )
-        return logits, None
+        if work.pooled:
+            pooled = self.model.normed(hidden, torch.from_numpy(work.pooled_tokens).to(device))
+            self.states = pooled.float().cpu().numpy()
+        return self.model.logits(hidden, torch.from_numpy(work.sampled_tokens).to(device)), None
 
 
 def make_forward(

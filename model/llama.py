@@ -65,13 +65,25 @@ class LlamaModel:
 
         `token_ids` and `positions` are int64 `[num_tokens]`. `rows` may be empty.
         """
+        return self.logits(self.hidden(token_ids, positions, attend), rows)
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """What the layers make of the tokens, `[num_tokens, hidden]`, before the last norm."""
         hidden = embedding(token_ids, self.embedding)
         tables = self.rotary.tables(positions, self.dtype)
         for index, layer in enumerate(self.layers):
             hidden = self._layer(index, layer, hidden, tables, attend)
+        return hidden
+
+    def normed(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+        """These rows after the last norm: the model's hidden states, as transformers gives them out."""
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        return self.head(rms_norm(hidden, self.norm, self.spec.rms_norm_eps)).float()
+        return rms_norm(hidden, self.norm, self.spec.rms_norm_eps)
+
+    def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Those of these rows, `[len(rows), vocab_size]` in float32."""
+        return self.head(self.normed(hidden, rows)).float()
 
     def _layer(
         self, index: int, layer: DecoderLayer, hidden: Tensor, tables: tuple[Tensor, Tensor], attend: Attend

@@ -21,9 +21,12 @@ from .llama import LlamaModel
 from .logprobs import prompt_logprobs
 from .native.kv import NativeKV
 from .native.weights import NativeModel
+from .pooling import Pooled, Pools
 
 UNUSABLE = "the model's logits are not numbers"
 """Why a sequence failed, fit for a client."""
+
+UNUSABLE_STATES = "the model's hidden states are not numbers"
 
 RULED_OUT = "the request's masks (allowed_token_ids, bad_words, logit_bias, min_tokens, grammar) leave no token"
 
@@ -49,6 +52,7 @@ class ModelRunner:
         self.forward = make_forward(model, kv, attention_backend, num_threads)
         self._grammars: Grammars | None = None
         self._batch = self._new_batch()
+        self._pools = Pools()
         self._step: int | None = None
 
     def use_grammars(self, grammars: Grammars) -> None:
@@ -67,6 +71,7 @@ class ModelRunner:
         """Forget the batch, as if new: the next plan may have any number. What the KV blocks hold stays. A torch model
         computes a token, to see that its device answers, and raises what that raises."""
         self._batch = self._new_batch()
+        self._pools = Pools()
         self._step = None
         if isinstance(self.model, LlamaModel):
             if self.model.device.type == "cuda":
@@ -82,6 +87,7 @@ class ModelRunner:
             raise AssertionError(f"step {plan.step} comes after step {self._step}")
         self._step = plan.step
         self._batch.apply(plan)
+        self._pools.forget(plan.left)
         self.kv.copy_blocks(plan.copy_sources, plan.copy_targets)
         work = self._batch.work(plan)
         if work is None:
@@ -89,13 +95,20 @@ class ModelRunner:
         logits, best = self.forward(work)
         computed = time.perf_counter()
         prompts = prompt_logprobs(logits, self._batch, work)
+        pooled = self._pools.take(self.forward.states, self._batch, work)
         draws = draw(logits[: len(work.sampled_rows)], self._batch, work.sampled_rows, best)
         self._batch.advance(work, draws.rows[draws.first], draws.tokens[draws.first])
         self._batch.stand_in(draws.failed_rows)
-        return self._answer(plan.step, draws, prompts, started, computed)
+        return self._answer(plan.step, draws, prompts, pooled, started, computed)
 
     def _answer(
-        self, step: int, draws: Draws, prompts: list[tuple[int, PromptLogprobs]], started: float, computed: float
+        self,
+        step: int,
+        draws: Draws,
+        prompts: list[tuple[int, PromptLogprobs]],
+        pooled: Pooled,
+        started: float,
+        computed: float,
     ) -> StepResult:
         """`computed`: when the logits were there. A GPU may work on: what is left then counts to sampling."""
         name = self._batch.sequence
@@ -107,8 +120,10 @@ class ModelRunner:
             candidates=tuple((name(row), *candidates) for row, candidates in draws.candidates),
             logprobs=draws.logprobs,
             prompt_logprobs=tuple((name(row), said) for row, said in prompts),
-            failed=tuple(
-                (name(row), RULED_OUT if row in draws.ruled_out else UNUSABLE) for row in draws.failed_rows.tolist()
+            vectors=pooled.vectors,
+            failed=(
+                *((name(row), RULED_OUT if row in draws.ruled_out else UNUSABLE) for row in draws.failed_rows.tolist()),
+                *((sequence, UNUSABLE_STATES) for sequence in pooled.failed),
             ),
             seconds=now - started,
             sample_seconds=now - computed,

@@ -16,6 +16,7 @@ import attrs
 
 from triolet.engine.core.ids import SequenceId, TokenId
 from triolet.engine.core.plan import JoinedSequence, StepPlan, StepResult, choice_seed
+from triolet.engine.core.pooling import Pooling
 
 Cell = tuple[int, int]
 
@@ -35,6 +36,19 @@ def best_tokens(digest: int, vocab_size: int, count: int) -> tuple[tuple[TokenId
     """The `count` most likely next tokens and their log-probabilities: made up, but a function of the digest."""
     scored = sorted((zlib.crc32(bytes([token]), digest) % 997, token) for token in range(vocab_size))[:count]
     return tuple(TokenId(token) for _, token in scored), tuple(-score / 100 for score, _ in scored)
+
+
+def vector_of(digests: Sequence[int]) -> bytes:
+    """A vector that shows what was read for it, at every position that it is made of."""
+    return array("Q", digests).tobytes()
+
+
+def alone_as_vector(
+    prompt: Sequence[int], *, pooling: Pooling, seed: int, windows: Sequence[int | None] = (None,)
+) -> bytes:
+    """The vector of a request when nothing else exists."""
+    first = 1 if pooling.needs_every_state else len(prompt)
+    return vector_of([digest_of(prompt[:end], windows, seed) for end in range(first, len(prompt) + 1)])
 
 
 def alone_by_beams(
@@ -106,6 +120,9 @@ class Row:
     choice: int
     num_samples: int
     num_candidates: int
+    pooling: Pooling | None
+    pooled: list[int] = attrs.field(factory=list)
+    """What has been read at each position so far, where every state is wanted."""
 
     @classmethod
     def of(cls, joined: JoinedSequence) -> "Row":
@@ -118,6 +135,7 @@ class Row:
             choice=joined.choice,
             num_samples=joined.num_samples,
             num_candidates=joined.num_candidates,
+            pooling=joined.pooling,
         )
 
 
@@ -193,6 +211,8 @@ class MemoryDevice:
                     assert owners[block] == 1, "K3: a shared block is never written"
                     written.add(slot)
                     self._memory[block][slot[1]] = (row.tokens[position], position)
+                if row.pooling is not None and row.pooling.needs_every_state:
+                    row.pooled.append(self._gather(row, row.seed, position + 1))
             row.computed += length
 
     def _owners(self) -> dict[int, int]:
@@ -210,11 +230,15 @@ class MemoryDevice:
         sequences: list[SequenceId] = []
         tokens: list[TokenId] = []
         candidates: list[tuple[SequenceId, tuple[TokenId, ...], tuple[float, ...]]] = []
+        vectors: list[tuple[SequenceId, bytes]] = []
         for sequence, length in lengths.items():
             row = self.rows[sequence]
             if not length or row.computed < len(row.tokens):
                 continue
-            if row.num_candidates:
+            if row.pooling is not None:
+                digests = row.pooled if row.pooling.needs_every_state else [self._gather(row, row.seed)]
+                vectors.append((sequence, vector_of(digests)))
+            elif row.num_candidates:
                 digest = self._gather(row, row.seed)
                 candidates.append((sequence, *best_tokens(digest, self._vocab_size, row.num_candidates)))
             else:
@@ -224,16 +248,23 @@ class MemoryDevice:
                     tokens.append(TokenId(digest % self._vocab_size))
                 row.tokens.append(tokens[len(tokens) - row.num_samples])
                 row.num_samples = 1
-        return StepResult(step=step, sequences=tuple(sequences), token_ids=tuple(tokens), candidates=tuple(candidates))
+        return StepResult(
+            step=step,
+            sequences=tuple(sequences),
+            token_ids=tuple(tokens),
+            candidates=tuple(candidates),
+            vectors=tuple(vectors),
+        )
 
-    def _gather(self, row: Row, seed: int) -> int:
-        """The digest of what stands in the blocks; every group reads no further back than its window."""
+    def _gather(self, row: Row, seed: int, end: int | None = None) -> int:
+        """The digest of what stands in the blocks up to `end`; every group reads no further back than its window."""
+        end = row.computed if end is None else end
         digest = seed & 0xFFFFFFFF
         for window, table in zip(self._windows, row.tables, strict=True):
-            start = 0 if window is None else max(0, row.computed - window)
+            start = 0 if window is None else max(0, end - window)
             tokens = array("q")
             positions = array("q")
-            for position in range(start, row.computed):
+            for position in range(start, end):
                 block = table[position // self._block_size]
                 assert block is not None, "K12: what the window still sees has a block"
                 cell = self._memory[block][position % self._block_size]

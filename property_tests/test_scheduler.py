@@ -7,7 +7,7 @@ S4  preemption only for want of blocks, or for a better priority; it changes nob
 S5  after an abort no later plan names the sequence, and its blocks are back
 S6  if anything can run the plan is not empty; without arrivals everything finishes within a stated number of steps
 S7  every request gets exactly one terminal event, after its last token
-S8  each request's tokens are those of the request run alone, whatever was around it
+S8  each request's tokens, or its vector, are those of the request run alone, whatever was around it
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.params import SamplingParams
+from triolet.engine.core.pooling import POOLINGS, Pooling
 
 from .world import CUT_OFF, Shape, World
 
@@ -61,6 +62,8 @@ def requests(draw: st.DrawFn, shape: Shape) -> tuple[list[int], SamplingParams, 
         "priority": draw(st.integers(0, 2)),
         "key": draw(st.sampled_from(["a", "b"])),
     }
+    if draw(st.integers(0, 7)) == 0:
+        return prompt, SamplingParams(max_tokens=1), {**rest, "pooling": Pooling(kind=draw(st.sampled_from(POOLINGS)))}
     return prompt, params, rest
 
 

@@ -13,12 +13,13 @@ from triolet.engine.core.ids import RequestId, TokenId
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import StepPlan, StepResult, choice_seed
 from triolet.engine.core.policy import make_policy
+from triolet.engine.core.pooling import Pooling
 from triolet.engine.core.request import Request
 from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
 from triolet.kvcache.group import KVGroup
 from triolet.kvcache.manager import KVCacheManager
 
-from .memory import MemoryDevice, alone, alone_by_beams
+from .memory import MemoryDevice, alone, alone_as_vector, alone_by_beams
 
 STEP_S = 1.0
 """A step and the pause before it, on the world's clock; the step alone takes half of it."""
@@ -117,6 +118,7 @@ class World:
         priority: int = 0,
         key: str = "",
         deadline: float | None = None,
+        pooling: Pooling | None = None,
     ) -> RequestId:
         """Submit a request whose seed is its number."""
         request = Request(
@@ -130,6 +132,7 @@ class World:
             priority=priority,
             fairness_key=key,
             deadline=deadline,
+            pooling=pooling,
         )
         self.records[request.id] = Record(request, [[] for _ in range(params.n)], [None] * params.n)
         self.scheduler.submit(request)
@@ -241,6 +244,12 @@ class World:
             vocab_size=self.shape.vocab_size,
         )
         given = record.given[finished.choice]
+        if request.pooling is not None and finished.reason not in CUT_OFF:
+            vector = alone_as_vector(
+                request.prompt_token_ids, pooling=request.pooling, seed=request.seed, windows=self.shape.windows
+            )
+            assert (given, finished.vector, finished.reason) == ([], vector, FinishReason.STOP), "S8"
+            return
         if params.use_beam_search and finished.reason not in CUT_OFF:
             best = alone_by_beams(
                 request.prompt_token_ids,

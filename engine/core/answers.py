@@ -141,6 +141,7 @@ class Answers:
         *,
         end_token: TokenId | None = None,
         end_logprobs: TokenLogprobs | None = None,
+        vector: bytes | None = None,
         message: str | None = None,
         never_admitted: bool = False,
     ) -> None:
@@ -164,6 +165,7 @@ class Answers:
             end_token=end_token,
             end_logprobs=end_logprobs,
             num_output_tokens=sequence.num_output_tokens,
+            vector=vector,
             message=message,
             never_admitted=never_admitted,
         )

@@ -99,5 +99,6 @@ def _joined(sequence: Sequence) -> JoinedSequence:
         choice=sequence.choice,
         num_samples=sequence.num_slots if beams is None else 1,
         num_candidates=0 if beams is None else beams.num_candidates,
+        pooling=request.pooling,
         prompt_logprobs_from=sequence.group.next_prompt_logprob if sequence.group.wants_prompt_logprobs else None,
     )

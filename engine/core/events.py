@@ -67,6 +67,8 @@ class Finished:
     """Tokens generated, the one that ended it included."""
     score: float | None = None
     """With beam search: what the answer was ranked by."""
+    vector: bytes | None = None
+    """What a request with a pooling asked for: float32, little-endian."""
     message: str | None = None
     """With ERROR: what went wrong, fit for the client."""
     never_admitted: bool = False

@@ -17,6 +17,8 @@ The device carries a plan out in this order, and the plans in the order of their
 7. for every sequence with `prompt_logprobs_from`: report the log-probabilities of the prompt's tokens from that
    position on, each when the token before it has been computed.
 
+A sequence with `pooling` samples nothing in part 6: it reports its vector instead, and rests.
+
 No tensor crosses this boundary, in either direction.
 """
 
@@ -26,6 +28,7 @@ from ...kvcache.ids import BlockId
 from .ids import SequenceId, TokenId
 from .logprobs import PromptLogprobs, TokenLogprobs
 from .params import SamplingParams
+from .pooling import Pooling
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -61,6 +64,9 @@ class JoinedSequence:
     num_candidates: int = 0
     """Above 0: draw nothing; report so many of the most likely next tokens instead (`StepResult.candidates`). The
     sequence then rests: the next plan drops it and brings what it became."""
+    pooling: Pooling | None = None
+    """Draw nothing; report a vector made of the states of all its tokens, or of the last. One that needs every state
+    joins with nothing computed. The sequence then rests, and leaves."""
     prompt_logprobs_from: int | None = None
     """The first position of the prompt whose log-probabilities are wanted; None: none are."""
 
@@ -103,6 +109,8 @@ class StepResult:
     """For each sampled token, where its request asked for them; empty where none of the step did."""
     prompt_logprobs: tuple[tuple[SequenceId, PromptLogprobs], ...] = ()
     """At most one entry for a sequence."""
+    vectors: tuple[tuple[SequenceId, bytes], ...] = ()
+    """For each sequence with `pooling` whose last token was computed: float32, little-endian."""
     failed: tuple[tuple[SequenceId, str], ...] = ()
     """Sequences whose logits could not be used (not a number), with the reason; they sampled nothing."""
     seconds: float = 0.0

@@ -180,7 +180,7 @@ class Planner:
 
     def _looks_up(self, sequence: Sequence) -> bool:
         """Whether a cached beginning may be used."""
-        return self._cache.enable_prefix_caching and not sequence.group.wants_prompt_logprobs
+        return self._cache.enable_prefix_caching and not sequence.group.needs_whole_prompt
 
     def _match(self, sequence: Sequence) -> PrefixMatch:
         """What of it need not be computed."""
@@ -194,7 +194,7 @@ class Planner:
         prompt whose last chunk is in flight is not seen: that takes a plan made ahead.)"""
         cache, place = self._cache, match.num_tokens // self._cache.block_size
         end = (place + 1) * cache.block_size
-        if not cache.enable_prefix_caching or sequence.group.wants_prompt_logprobs or end >= len(sequence.tokens):
+        if not self._looks_up(sequence) or end >= len(sequence.tokens):
             return False
         chain = sequence.blocks.chain
         chain.extend(sequence.tokens, place + 1)
@@ -257,9 +257,7 @@ class Planner:
         for sequence, length in landing:
             sequence.num_computed += length
             if sequence.num_computed == len(sequence.tokens):
-                running.move(
-                    sequence, State.PAUSED if sequence.num_slots > 1 or sequence.group.beams else State.DECODING
-                )
+                running.move(sequence, State.PAUSED if _waits(sequence) else State.DECODING)
                 self._set_limit(sequence, sequence.num_computed)
         self._stats.num_steps += 1
         self._stats.num_scheduled_tokens += plan.num_tokens
@@ -314,3 +312,8 @@ class Planner:
     def _set_limit(self, sequence: Sequence, num_tokens: int) -> None:
         block_size = self._cache.block_size
         sequence.limit = min(-(-num_tokens // block_size) * block_size, sequence.group.most_tokens - 1)
+
+
+def _waits(sequence: Sequence) -> bool:
+    """Whether it must rest when all its tokens are computed: what comes next is more, or less, than one token."""
+    return sequence.num_slots > 1 or sequence.group.beams is not None or sequence.request.pooling is not None

@@ -19,6 +19,7 @@ from ...kvcache.sequence import SequenceBlocks
 from .ids import RequestId, SequenceId, TokenId
 from .logprobs import PromptLogprobs
 from .params import SamplingParams
+from .pooling import Pooling
 from .repetition import RepetitionDetector
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Request:
     params: SamplingParams
     """`max_tokens` is set: at least 1, and prompt and answer together fit the model."""
     seed: int
+    pooling: Pooling | None = None
+    """Generate nothing: the prompt becomes a vector. Then of `params` only the defaults, and `max_tokens` 1."""
     end_token_ids: tuple[TokenId, ...] = ()
     """The model's own end tokens (left out of account when `params.ignore_eos`)."""
     arrival_time: float = 0.0
@@ -126,6 +129,12 @@ class Group:
         """Some are still to come: the prompt must be computed for them, whatever the cache holds."""
         asked = self.request.params.prompt_logprobs is not None
         return asked and self.next_prompt_logprob < len(self.request.prompt_token_ids)
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Something is wanted of every position of the prompt: none may be spared by the cache."""
+        pooling = self.request.pooling
+        return self.wants_prompt_logprobs or (pooling is not None and pooling.needs_every_state)
 
     def take_prompt_logprobs(self, said: PromptLogprobs) -> None:
         start, entries = said

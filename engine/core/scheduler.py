@@ -184,6 +184,9 @@ class Scheduler:
             if (prompt := by_id.get(prompt_id)) is not None:
                 prompt.group.take_prompt_logprobs(prompt_logprobs)
                 self._outbox.prompt_logprobs.append((prompt.request.id, prompt_logprobs))
+        for pooled_id, vector in result.vectors:
+            if (pooled := by_id.get(pooled_id)) is not None:
+                self._answers.end(pooled, FinishReason.STOP, vector=vector)
         all_logprobs = result.logprobs or (None,) * len(result.sequences)
         for sampled_id, token, logprobs in zip(result.sequences, result.token_ids, all_logprobs, strict=True):
             found = by_id.get(sampled_id)

@@ -60,6 +60,10 @@ std::string Tape::check_op(const Op& op) const {
       need(op.source, shape_.hidden_size, false);
       need(op.target, shape_.hidden_size, true);
       return wrong;
+    case Code::STATES:
+      if (!op.weight) return "a norm needs a weight";
+      need(op.source, shape_.hidden_size, false);
+      return wrong;
     case Code::ROPE_KV:
       need(op.source, qkv, false);
       return wrong;
@@ -88,7 +92,7 @@ std::string Tape::check_op(const Op& op) const {
       return wrong;
     }
   }
-  return said("code", op.code, "of", 7);
+  return said("code", op.code, "of", 8);
 }
 
 std::string Tape::check_step(const Step& step) const {
@@ -102,6 +106,10 @@ std::string Tape::check_step(const Step& step) const {
       if (outside(step.slots[group][i], cache_->num_slots()))
         return said("slot", step.slots[group][i], "of", cache_->num_slots());
   }
+  if (step.num_pooled < 0 || step.num_pooled > step.num_tokens)
+    return said("pooled rows", step.num_pooled, "of", step.num_tokens);
+  for (int i = 0; i < step.num_pooled; i++)
+    if (outside(step.pooled[i], step.num_tokens)) return said("pooled row", step.pooled[i], "of", step.num_tokens);
   for (int i = 0; i < step.num_sampled; i++)
     if (outside(step.sampled[i], step.num_tokens)) return said("sampled row", step.sampled[i], "of", step.num_tokens);
   return check_tables(step);

@@ -33,6 +33,8 @@ class NativeForward:
         """Whether steps are timed operation by operation; see `Tape.take_seconds`."""
         self._width = padded(model.spec.vocab_size)
         self._logits = torch.empty(0, self._width)
+        self.states = np.empty((0, model.spec.hidden_size), np.float32)
+        """`[len(work.pooled_tokens), hidden_size]` of the last call."""
         model.library.resize_pool(num_threads)
 
     def __call__(self, work: StepWork) -> tuple[torch.Tensor, Best]:
@@ -43,12 +45,14 @@ class NativeForward:
             self._logits = torch.empty(num_sampled, self._width)
         best = Best(tokens=np.empty(num_sampled, np.int64), logits=np.empty(num_sampled, np.float32))
         tables = [np.ascontiguousarray(table) for table in layout.tables]
+        states = np.empty((len(work.pooled_tokens), padded(self.model.spec.hidden_size)), np.float32)
         table_pointers, slot_pointers = _pointers(tables), _pointers(layout.write_slots)
         threads = self.threads.choose(num_tokens)
         step = Step(
             num_tokens=num_tokens,
             num_sequences=len(layout.query_lengths),
             num_sampled=num_sampled,
+            num_pooled=len(states),
             table_width=tables[0].shape[1],
             threads=threads,
             profile=self.profile,
@@ -57,14 +61,17 @@ class NativeForward:
             query_lengths=layout.query_lengths.ctypes.data,
             context_lengths=layout.context_lengths.ctypes.data,
             sampled=work.sampled_tokens.ctypes.data,
+            pooled=work.pooled_tokens.ctypes.data,
             tables=ctypes.addressof(table_pointers),
             slots=ctypes.addressof(slot_pointers),
             logits=self._logits.data_ptr(),
             best=best.tokens.ctypes.data,
             best_logits=best.logits.ctypes.data,
+            states=states.ctypes.data,
         )
         started = time.perf_counter()
         check(self.model.library.run(self.tape.handle, ctypes.byref(step)))
+        self.states = states[:, : self.model.spec.hidden_size]
         self.threads.record(num_tokens, threads, time.perf_counter() - started)
         return self._logits[:num_sampled, : self.model.spec.vocab_size], best
 

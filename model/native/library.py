@@ -32,6 +32,7 @@ class Code(IntEnum):
     ATTENTION = 4
     CONVERT = 5
     GEMM = 6
+    STATES = 7
 
 
 class Epilogue(IntEnum):
@@ -93,6 +94,7 @@ class Step(ctypes.Structure):
         ("num_tokens", c_int32),
         ("num_sequences", c_int32),
         ("num_sampled", c_int32),
+        ("num_pooled", c_int32),
         ("table_width", c_int32),
         ("threads", c_int32),
         ("profile", c_int32),
@@ -101,11 +103,13 @@ class Step(ctypes.Structure):
         ("query_lengths", c_void_p),
         ("context_lengths", c_void_p),
         ("sampled", c_void_p),
+        ("pooled", c_void_p),
         ("tables", c_void_p),
         ("slots", c_void_p),
         ("logits", c_void_p),
         ("best", c_void_p),
         ("best_logits", c_void_p),
+        ("states", c_void_p),
     )
 
 

@@ -33,6 +33,11 @@ void rms_norm(const float* from, int width, const float* weight, float eps, cons
   }
 }
 
+void rms_norm(const float* from, int width, const float* weight, float eps, float* to) {
+  const float scale = 1 / root_mean_square(from, padded(width), width, eps);
+  for (int i = 0; i < padded(width); i += LANES) store(to + i, loadf(from + i) * scale * loadf(weight + i));
+}
+
 void head_norm(float* head, int head_dim, const float* weight, float eps) {
   const float scale = 1 / root_mean_square(head, head_dim, head_dim, eps);
   for (int i = 0; i < head_dim; i += LANES) store(head + i, loadf(head + i) * scale * loadf(weight + i));

@@ -12,6 +12,9 @@ void embed(const Linear& table, int64_t token, float* to);
 // RMSNorm over `width` values, the rest being padding; weight [padded(width)].
 void rms_norm(const float* from, int width, const float* weight, float eps, const Activations& to, int row);
 
+// The same to floats [padded(width)].
+void rms_norm(const float* from, int width, const float* weight, float eps, float* to);
+
 // RMSNorm of one head, in place.
 void head_norm(float* head, int head_dim, const float* weight, float eps);
 

@@ -47,6 +47,7 @@ std::string Tape::run(const Step& step) {
   pool.begin(step.threads);  // nothing throws from here to its end
   for (size_t i = 0; i < ops_.size(); i++) {
     if (ops_[i].sampled && !step.num_sampled) continue;
+    if (ops_[i].code == (int)Code::STATES && !step.num_pooled) continue;
     if (!step.profile) {
       carry_out(pool, ops_[i], step, layout);
       continue;
@@ -86,6 +87,7 @@ void Tape::carry_out(Pool& pool, const Op& op, const Step& step, const Layout& l
         convert(floats(op.source, i), buffers_[op.source].shape.width, buffers_[op.target].activations, i);
       });
     case Code::GEMM: return multiply(pool, op, step);
+    case Code::STATES: return states(pool, op, step);
   }
 }
 
@@ -94,6 +96,13 @@ void Tape::norm(Pool& pool, const Op& op, const Step& step) {
   const int width = buffers_[op.source].shape.width;
   pool.run_items(op.sampled ? step.num_sampled : step.num_tokens, [&](int i, int) {
     rms_norm(floats(op.source, op.sampled ? step.sampled[i] : i), width, op.weight, op.eps, to, i);
+  });
+}
+
+void Tape::states(Pool& pool, const Op& op, const Step& step) {
+  const int width = buffers_[op.source].shape.width;
+  pool.run_items(step.num_pooled, [&](int i, int) {
+    rms_norm(floats(op.source, step.pooled[i]), width, op.weight, op.eps, step.states + (int64_t)i * padded(width));
   });
 }
 

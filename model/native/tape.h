@@ -21,6 +21,7 @@ enum class Code : int32_t {
   ATTENTION = 4,  // source: q|k|v; target: floats
   CONVERT = 5,    // source: floats; target: activations
   GEMM = 6,       // linear; source: activations; target and epilogue: see gemm.h
+  STATES = 7,     // source: floats; weight: the last norm's; the pooled tokens' rows, normed, to the caller
 };
 
 // The same fields as `Op` of library.py, in the same order.
@@ -51,17 +52,19 @@ struct ModelShape {
 
 // The same fields as `Step` of library.py, in the same order.
 struct Step {
-  int32_t num_tokens, num_sequences, num_sampled, table_width, threads, profile;
+  int32_t num_tokens, num_sequences, num_sampled, num_pooled, table_width, threads, profile;
   const int64_t* token_ids;
   const int64_t* positions;
   const int64_t* query_lengths;
   const int64_t* context_lengths;
   const int64_t* sampled;
+  const int64_t* pooled;
   const int32_t* const* tables;
   const int64_t* const* slots;
   float* logits;       // [num_sampled][padded(vocab_size)]
   int64_t* best;       // [num_sampled]: the first of the largest logits
   float* best_logits;  // [num_sampled]
+  float* states;       // [num_pooled][padded(hidden_size)]
 };
 
 class Tape {
@@ -92,6 +95,7 @@ class Tape {
   void carry_out(Pool& pool, const Op& op, const Step& step, const Layout& layout);
   void norm(Pool& pool, const Op& op, const Step& step);
   void rope_kv(Pool& pool, const Op& op, const Step& step);
+  void states(Pool& pool, const Op& op, const Step& step);
   void multiply(Pool& pool, const Op& op, const Step& step);
   float* floats(int number, int64_t row) { return buffers_[number].floats.get() + row * buffers_[number].stride(); }
 

@@ -42,6 +42,7 @@ class Tape:
         self._add("angles", Code.ANGLES)
         for index, layer in enumerate(model.layers):
             self._write_layer(index, layer, attention_soft_cap)
+        self._add("states", Code.STATES, HIDDEN, weight=model.norm, eps=eps)
         self._add("norm", Code.NORM, HIDDEN, NORMED, weight=model.norm, eps=eps, sampled=1)
         self._add("gemm head", Code.GEMM, NORMED, linear=model.head, sampled=1, soft_cap=logits_soft_cap)
 

@@ -4,6 +4,7 @@ It stands in for `triolet.engine.engine.Engine`. A character is a token; a text 
 can be held in a stage for ever, and every test can wait for a request's end. How likely a token is says `likelihood`.
 """
 
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from triolet.engine.core.errors import EngineDead, InvalidRequest, Overloaded, P
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.logprobs import TokenLogprobs
 from triolet.engine.core.params import SamplingParams
+from triolet.engine.core.pooling import POOLINGS, Pooling
 from triolet.engine.options import DEFAULT_OPTIONS, RequestOptions
 from triolet.engine.prompt import InfillPrompt, Prompt, TextPrompt, TokenPrompt, check_ids, prompt_param
 from triolet.engine.stats import EngineStats
@@ -24,6 +26,7 @@ from triolet.engine.story import Story
 from triolet.engine.stream import Output
 
 VOCAB_SIZE = 1000
+HIDDEN_SIZE = 8
 
 
 @attrs.define(kw_only=True)
@@ -83,7 +86,7 @@ class FakeTokenizer:
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, TokenPrompt):
-            self._check(prompt.token_ids, "prompt")
+            self._check(prompt.token_ids, prompt.param)
             return prompt.token_ids
         if isinstance(prompt, TextPrompt):
             return tuple(map(ord, ("^" if prompt.add_special_tokens else "") + prompt.text))
@@ -166,6 +169,14 @@ class FakeEngine:
     ) -> Any:
         return self._generate(prompt, params, request_id, options)
 
+    def embed(
+        self, prompt: Prompt, pooling: Pooling, *, request_id: str, options: RequestOptions = DEFAULT_OPTIONS
+    ) -> Any:
+        return self._generate(prompt, SamplingParams(), request_id, options, pooling)
+
+    def check_pooling(self, pooling: Pooling) -> None:
+        pooling.check(HIDDEN_SIZE)
+
     def stories(self, name: str | None = None) -> list[Story]:
         """Those that were put there."""
         return [story for story in self.told if name is None or story.name == name]
@@ -180,7 +191,12 @@ class FakeEngine:
 
     @asynccontextmanager
     async def _generate(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, options: RequestOptions
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        options: RequestOptions,
+        pooling: Pooling | None = None,
     ) -> AsyncIterator[Any]:
         if self.health is not None:
             raise EngineDead(self.health)
@@ -202,7 +218,7 @@ class FakeEngine:
                     param=prompt_param(prompt),
                 )
             check_ids(params, vocab_size=VOCAB_SIZE)
-            yield FakeStream(self, seen, token_ids)
+            yield FakeStream(self, seen, token_ids, pooling)
         finally:
             del self.open[request_id]
             seen.left.set()
@@ -260,7 +276,10 @@ class FakeStream:
     """Goes through the stages, then gives piece after piece: a letter is its own token, a longer piece one of its
     number."""
 
-    def __init__(self, engine: FakeEngine, seen: Seen, prompt_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, engine: FakeEngine, seen: Seen, prompt_token_ids: tuple[int, ...], pooling: Pooling | None = None
+    ) -> None:
+        self._pooling = pooling
         self._engine = engine
         self._seen = seen
         self.prompt_token_ids = prompt_token_ids
@@ -292,6 +311,8 @@ class FakeStream:
             await engine._hold_at(seen, "decode")
         if engine.dead or engine.break_after == seen.num_outputs:
             raise engine.error
+        if self._pooling is not None:
+            return self._vector(self._pooling)
         text = engine.pieces[seen.num_outputs] if seen.num_outputs < len(engine.pieces) else ""
         seen.num_outputs += 1
         limit = seen.params.max_tokens
@@ -312,6 +333,24 @@ class FakeStream:
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=engine.cached_tokens,
             num_output_tokens=seen.num_outputs,
+        )
+
+    def _vector(self, pooling: Pooling) -> Output:
+        """The prompt's first tokens, as many as there are dimensions, and in the last place how it is pooled."""
+        self._seen.finished = True
+        self._seen.num_outputs += 1
+        reason = self._engine.finish_reason
+        numbers = [*self.prompt_token_ids, *[0] * HIDDEN_SIZE][: pooling.dimensions or HIDDEN_SIZE]
+        numbers[-1] = POOLINGS.index(pooling.kind)
+        return Output(
+            text="",
+            token_ids=(),
+            finish_reason=reason,
+            stop_reason=self._engine.stop_reason,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self._engine.cached_tokens,
+            num_output_tokens=0,
+            vector=array("f", numbers).tobytes() if reason is FinishReason.STOP else None,
         )
 
 

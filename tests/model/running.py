@@ -20,6 +20,7 @@ from transformers import (
 from triolet.engine.core.ids import SequenceId, TokenId
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import JoinedSequence, StepPlan, StepResult
+from triolet.engine.core.pooling import Pooling
 from triolet.kvcache.ids import BlockId
 from triolet.model.kv import KVTensors
 from triolet.model.llama import LlamaModel, build_model
@@ -118,6 +119,7 @@ class Running:
     sampling: SamplingParams
     seed: int
     end_token_ids: tuple[int, ...]
+    pooling: Pooling | None = None
 
 
 class Driver:
@@ -147,6 +149,7 @@ class Driver:
         sampling: SamplingParams = GREEDY,
         seed: int = 0,
         end_token_ids: tuple[int, ...] = (),
+        pooling: Pooling | None = None,
     ) -> int:
         """A sequence joins with the next plan; `computed` tokens are in the blocks of `table` already."""
         self._names += 1
@@ -158,6 +161,7 @@ class Driver:
             sampling=sampling,
             seed=seed,
             end_token_ids=end_token_ids,
+            pooling=pooling,
         )
         self._joined.append(self._names)
         return self._names
@@ -220,6 +224,7 @@ class Driver:
             sampling=run.sampling,
             seed=run.seed,
             end_token_ids=tuple(map(TokenId, run.end_token_ids)),
+            pooling=run.pooling,
         )
 
     def _grow(self, name: int, lengths: Mapping[int, int]) -> list[tuple[int, int, int]]:

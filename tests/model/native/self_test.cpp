@@ -70,6 +70,7 @@ std::vector<float> run(Format weights, Format cached, int threads) {
     ops.push_back({6, 5, 0, 0, 1, 0, 0, 0, 0, 0, linear(HIDDEN, INNER), nullptr, nullptr});
   }
   const Format head = weights == Format::INT4 ? Format::INT8 : weights;
+  ops.push_back({7, 0, 0, 0, 0, 0, 0, 0, 1e-5f, 0, nullptr, norm.data(), nullptr});
   ops.push_back({2, 0, 1, 1, 0, 0, 0, 0, 1e-5f, 0, nullptr, norm.data(), nullptr});
   ops.push_back({6, 1, 0, 1, 0, 0, 0, 0, 0, 20.f, matrices.make(head, false, VOCAB, HIDDEN), nullptr, nullptr});
   const std::vector<BufferShape> buffers = {
@@ -101,13 +102,17 @@ std::vector<float> run(Format weights, Format cached, int threads) {
     std::vector<int64_t> best(count);
     const int32_t* both_tables[2] = {table_rows.data(), table_rows.data()};
     const int64_t* both_slots[2] = {slots.data(), slots.data()};
-    const Step step{(int)count,      (int)queries.size(), (int)count,   4,           threads,    1,
-                    tokens.data(),   positions.data(),    queries.data(), contexts.data(), sampled.data(), both_tables,
-                    both_slots,      out.data(),          best.data(),  best_logits.data()};
+    std::vector<float> states(count * padded(HIDDEN));
+    const Step step{(int)count,      (int)queries.size(), (int)count,     (int)count,      4,              threads,
+                    1,               tokens.data(),       positions.data(), queries.data(), contexts.data(), sampled.data(),
+                    sampled.data(),  both_tables,         both_slots,     out.data(),      best.data(),
+                    best_logits.data(), states.data()};
     const std::string wrong = tape.run(step);
     expect(wrong.empty(), wrong.c_str());
     for (float x : out) expect(std::isfinite(x), "a logit is not finite: unwritten memory was read");
+    for (float x : states) expect(std::isfinite(x), "a state is not finite: unwritten memory was read");
     logits.insert(logits.end(), out.begin(), out.end());
+    logits.insert(logits.end(), states.begin(), states.end());
   }
   const int64_t sources[] = {3, 9}, targets[] = {9, 0};
   copy_blocks(cache, sources, targets, 2);

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -103,8 +105,6 @@ def test_only_sampled_rows_go_through_the_head(library: Library) -> None:
 
 def test_a_part_of_a_head_may_turn(library: Library) -> None:
     """partial_rotary_factor: the rest of the head keeps its place, as in the torch model."""
-    import attrs
-
     reference = reference_model("llama", head_dim=32)
     spec = attrs.evolve(spec_of(reference.config), partial_rotary_factor=0.5, rope_parameters={})
     from triolet.model.llama import build_model
@@ -137,3 +137,47 @@ def test_logits_that_are_not_numbers_are_seen(library: Library) -> None:
     forward = native_forward(library, spec_of(reference.config), weights.items(), Format.FLOAT32)
     _, best = forward(Sequences(forward, TOKENS).work([2, 0, 0]))
     assert best.logits.tolist() != best.logits.tolist()
+
+
+@pytest.mark.parametrize(("format", "tolerance"), [(Format.FLOAT32, 1e-4), (Format.BFLOAT16, 0.06)])
+def test_states_are_those_of_the_last_norm(library: Library, format: Format, tolerance: float) -> None:
+    """As transformers gives them out, of the rows asked for, whatever the pieces; a step may ask for none."""
+    reference = reference_model()
+    spec, weights = spec_of(reference.config), reference.state_dict()
+    sequences = Sequences(native_forward(library, spec, weights.items(), format), TOKENS)
+    found: list[list[torch.Tensor]] = [[] for _ in TOKENS]
+    for lengths in PIECES:
+        work = attrs.evolve(
+            sequences.work(lengths, every_row=False), pooled_tokens=np.arange(sum(lengths))[::-1].copy()
+        )
+        sequences.forward(work)
+        parts = torch.from_numpy(sequences.forward.states.copy()).flip(0).split([n for n in lengths if n])
+        for row, part in zip(np.flatnonzero(lengths), parts, strict=True):
+            sequences.computed[row] += lengths[row]
+            found[row].append(part)
+    for tokens, parts in zip(TOKENS, found, strict=True):
+        with torch.inference_mode():
+            expected = reference.model(torch.tensor([tokens])).last_hidden_state[0]
+        torch.testing.assert_close(torch.cat(parts), expected, atol=tolerance * float(expected.abs().max()), rtol=0)
+    sequences.computed = [0] * len(TOKENS)
+    sequences.step([2, 0, 0])
+    assert sequences.forward.states.shape == (0, spec.hidden_size)
+
+
+def test_states_are_the_same_bits_in_any_chunk_and_batch(library: Library) -> None:
+    """So that a vector does not depend on who else was there."""
+    reference = reference_model()
+    spec, weights = spec_of(reference.config), reference.state_dict()
+
+    def states(pieces: list[list[int]]) -> np.ndarray[Any, Any]:
+        sequences = Sequences(native_forward(library, spec, weights.items(), Format.BFLOAT16), TOKENS)
+        found = []
+        for lengths in pieces:
+            work = attrs.evolve(sequences.work(lengths), pooled_tokens=np.arange(lengths[0]))
+            sequences.forward(work)
+            found.append(sequences.forward.states.copy())
+            sequences.computed = [done + length for done, length in zip(sequences.computed, lengths, strict=True)]
+        return np.concatenate(found)
+
+    length = len(TOKENS[0])
+    assert np.array_equal(states([[length, 0, 0]]), states([[2, 3, 1], [1, 0, 0], [length - 3, 1, 1]]))

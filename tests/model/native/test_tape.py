@@ -37,6 +37,8 @@ def changed(work: StepWork, **fields: Any) -> StepWork:
         ({"token_ids": np.array([5, 6, -1, 8, 9, 10])}, "token -1 of 131"),
         ({"positions": np.array([0, 1, -2, 3, 0, 1])}, "position -2 is below 0"),
         ({"sampled_tokens": np.array([0, 6])}, "sampled row 6 of 6"),
+        ({"pooled_tokens": np.array([0, -1])}, "pooled row -1 of 6"),
+        ({"pooled_tokens": np.zeros(7, np.int64)}, "pooled rows 7 of 6"),
         ({"query_lengths": np.array([4, 3])}, "queries 3 of a context of 2"),
         ({"query_lengths": np.array([3, 2])}, "queries in all 5 but tokens 6"),
         ({"query_lengths": np.array([4, 0])}, "queries 0 of a context of 2"),
@@ -70,7 +72,7 @@ def plain_for_paired(ops: list[Op], buffers: list[BufferShape]) -> None:
 
 
 def unknown_code(ops: list[Op], buffers: list[BufferShape]) -> None:
-    ops[3].code = 7
+    ops[3].code = 8
 
 
 def unknown_buffer(ops: list[Op], buffers: list[BufferShape]) -> None:
@@ -104,7 +106,7 @@ def no_logits(ops: list[Op], buffers: list[BufferShape]) -> None:
         (drop_table, "operation 0: an embedding must be float32 or bfloat16"),
         (swap_matrix, "operation 3: a buffer has width 128 not 64"),
         (plain_for_paired, "operation 9: a paired matrix goes with silu_mul, no other"),
-        (unknown_code, "operation 3: code 7 of 7"),
+        (unknown_code, "operation 3: code 8 of 8"),
         (unknown_buffer, "operation 2: buffer 6 of 6"),
         (floats_for_activations, "operation 2: buffer 0 is of the other kind"),
         (narrow_buffer, "operation 3: a buffer has width 112"),
@@ -136,7 +138,8 @@ def test_a_cache_of_another_format_is_refused(library: Library) -> None:
 def test_steps_are_timed_by_operation(forward: NativeForward) -> None:
     """With `profile` on; labels say what took the time."""
     forward.profile = True
-    Sequences(forward, TOKENS).step([4, 2])
+    work = Sequences(forward, TOKENS).work([4, 2])
+    forward(attrs.evolve(work, pooled_tokens=np.array([5])))
     seconds = forward.tape.take_seconds()
     assert {"gemm qkv", "attention", "norm", "gemm head"} < seconds.keys()
     assert all(spent > 0 for spent in seconds.values())
