@@ -21,6 +21,7 @@ from .gate import CALLER
 from .keys import Caller
 from .openapi import document
 from .rendering import chat_prompt, request_prompt, text_of
+from .responses.views import ResponseRoutes
 from .service import Service
 from .tokens import Spelling
 from .views import answer, answer_json, read_body
@@ -59,6 +60,7 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         ("/tokenize", "POST", routes.tokenize),
         ("/detokenize", "POST", routes.detokenize),
         ("/v1/requests/<request_id>/cancel", "POST", routes.cancel),
+        *ResponseRoutes(service).routes(),
         *ControlRoutes(service).routes(),
     ]
 

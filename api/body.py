@@ -28,6 +28,7 @@ MOST_BRACKETS = 256 * 1024
 half a gigabyte."""
 
 _PATH = re.compile(r"(?P<text>.*) - at (?:the key in )?`\$\.?(?P<path>[^`]*)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 
 
@@ -104,6 +105,10 @@ def _invalid(text: str) -> InvalidRequest:
     if missing is not None:
         param = ".".join(part for part in (missing["path"], missing["name"]) if part)
         return InvalidRequest(f"{param} is required.", param=param)
+    unknown = _UNKNOWN.fullmatch(text)
+    if unknown is not None:
+        param = ".".join(part for part in (unknown["path"], unknown["name"][:64]) if part)
+        return InvalidRequest(f"{param} is not a field of this request.", param=param)
     match = _PATH.fullmatch(text)
     if match is None or not match["path"]:
         return InvalidRequest(f"The body must be a JSON object: {text[:1].lower()}{text[1:]}.")

@@ -20,7 +20,7 @@ from .config_file import apply_config_file
 from .planning import PlanOptions
 from .simulating import SimulateOptions
 
-SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size", "--memory", "--activations")
+SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size", "--response-store-size", "--memory", "--activations")
 
 HELP = """An LLM serving engine: a paged KV cache and continuous batching behind an OpenAI-compatible server.
 

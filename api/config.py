@@ -155,6 +155,10 @@ class ServerConfig:
     """Seconds that a request may take in all when it brings no timeout of its own; without the flag, any time."""
     max_queue_time: float | None = attrs.field(default=None, validator=_seconds)
     """Seconds that a request may wait for admission when it brings no max_queue_time; then it is answered with 503."""
+    response_store_size: int = attrs.field(default=64 * 1024 * 1024, validator=_not_negative)
+    """Most bytes of responses kept in memory, to be continued and read again (K, M, G count in 1024s); 0: none."""
+    response_store_age: float = attrs.field(default=24 * 3600.0, validator=_positive)
+    """Seconds that a response is kept after it was stored or last continued."""
     strict_finish_reasons: bool = False
     """Say `length` where a request timed out or was cancelled, for clients that know OpenAI's finish reasons alone."""
     embedding_pooling: PoolingKind = "last"

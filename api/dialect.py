@@ -1,12 +1,14 @@
 """In which words a protocol tells what went wrong. OpenAI's are the house's own; Anthropic's are others.
 
-Pure. A request of another protocol becomes a chat, so an error may name a chat's field: `Dialect.http` names the
+Pure. A request of another protocol becomes a chat, so an error may name a chat's field: `Dialect.renamed` names the
 client's instead, by `Dialect.names`.
 """
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import attrs
 import msgspec
@@ -14,6 +16,8 @@ import msgspec
 from ..engine.core.errors import TrioletError
 from .errors import HttpError, as_http
 from .reply import PING
+
+E = TypeVar("E", bound=BaseException)
 
 Names = tuple[tuple[str, str], ...]
 """Pairs: a regular expression for the beginning of a field's path, and what stands there for the client."""
@@ -35,15 +39,25 @@ class Dialect:
 
     def http(self, error: BaseException) -> HttpError:
         """What to tell the client."""
-        return as_http(self._renamed(error))
+        return as_http(error)
 
-    def _renamed(self, error: BaseException) -> BaseException:
+    @contextmanager
+    def renaming(self) -> Iterator[None]:
+        """Around what knows the chat's names: an error leaves with the client's."""
+        try:
+            yield
+        except TrioletError as error:
+            raise self.renamed(error) from None
+
+    def renamed(self, error: E) -> E:
+        """An error that may name a chat's field, with the client's name for it."""
         if not isinstance(error, TrioletError) or error.param is None:
             return error
         for pattern, name in self.names:
             param, count = re.subn(rf"\A{pattern}(?![a-z_])", name, error.param)
             if count:
                 renamed = copy.copy(error)
+                assert isinstance(renamed, TrioletError)
                 renamed.message = error.message.replace(error.param, param)
                 renamed.param = param
                 return renamed

@@ -1,4 +1,4 @@
-"""The routes that generate (`jobs.JOBS`): raw ASGI, for the sake of lifetimes.
+"""The routes that generate (`generating.py`): raw ASGI, for the sake of lifetimes.
 
 For each HTTP request there is one nursery. A watcher parked in `receive()` cancels it when the client leaves; leaving
 the scope of `engine.generate` takes the request out of the engine, synchronously. Nothing here needs cleaning up.
@@ -8,10 +8,13 @@ the scope of `engine.generate` takes the request out of the engine, synchronousl
     └── OpenRequest.scope        cancelled when the server wants it to end; the client still hears why
         ├── keep-alive           comments while a stream is quiet
         └── followers            one for each prompt, in `async with engine.generate(...)`
+
+A background request's OpenRequest.scope moves to the server's nursery once the engine has it, and outlives its client.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import trio
@@ -40,6 +43,7 @@ class GenerateRoute:
         self, service: Service, make_job: Callable[[Service, bytes, Envelope], Job], dialect: Dialect = OPENAI
     ) -> None:
         self._service = service
+        self._lifecycle = service.lifecycle
         self._make_job = make_job
         self._dialect = dialect
 
@@ -58,9 +62,14 @@ class GenerateRoute:
             job = self._make_job(self._service, body, envelope)
             terms = job.terms
             reply.request_id = terms.request_id
-            with self._service.lifecycle.request(terms.request_id, caller=terms.caller) as request, job.hold(request):
-                await self._run(job, request, reply)
-            outcome = request.ended_by or "done"
+            if job.background is not None:
+                assert self._service.background is not None
+                await reply.json(200, await self._service.background.start(self._run_behind, job, job.background))
+                outcome = "goes on"
+            else:
+                with self._lifecycle.request(terms.request_id, caller=terms.caller) as request, job.hold(request):
+                    await self._run(job, request, reply)
+                outcome = request.ended_by or "done"
         except Exception as error:
             outcome = error.code or error.type if isinstance(error, TrioletError) else "server_error"
             await self._fail(job, error, reply)
@@ -71,7 +80,7 @@ class GenerateRoute:
 
     async def _fail(self, job: Job | None, error: Exception, reply: Reply) -> None:
         """Tell the client, in whichever way is still open: a status, or the end of the stream."""
-        told = self._dialect.http(error)
+        told = self._dialect.http(error if job is None else self._dialect.renamed(error))
         last_words = b"" if job is None else job.format.failure(told)
         if reply.streaming:
             await reply.end(last_words)
@@ -79,22 +88,38 @@ class GenerateRoute:
             await reply.json(told.status, self._dialect.body(told), told.headers)
 
     async def _run(self, job: Job, request: OpenRequest, reply: Reply) -> None:
-        answers = [Answer(index=index, prompt_only=job.prompt_only) for index in range(job.num_choices)]
-        try:
-            with request.scope:
-                await (self._stream if job.stream else self._collect)(job, request, answers, reply)
-        except BaseExceptionGroup as group:
-            error = leaf_error(group)
-            if error is None:
-                raise
-            raise error from None
-        if request.error is not None and request.scope.cancelled_caught:
-            raise request.error.with_traceback(None)
+        answers = _answers(job)
+        if job.stream:
+            await _within(request, partial(self._stream, job, request, answers, reply))
+        else:
+            await _within(request, partial(self._collect, job, request, answers))
         usage = usage_of(answers, num_choices=job.params.n)
         if job.stream:
             await reply.end(job.format.closing(usage, include_usage=job.include_usage))
         else:
             await reply.json(200, await whole_body(job.format, answers, usage))
+
+    async def _run_behind(
+        self, job: Job, accepted: Callable[[], bytes], *, task_status: trio.TaskStatus[bytes]
+    ) -> None:
+        """Without a client. Once started, with what its client is told, it ends with the server at the latest; what
+        becomes of it is the format's to keep. Raises nothing then."""
+        answers = _answers(job)
+        is_started = False
+
+        def start() -> None:
+            nonlocal is_started
+            is_started = True
+            task_status.started(accepted())
+
+        try:
+            with self._lifecycle.request(job.terms.request_id, caller=job.terms.caller) as request, job.hold(request):
+                await _within(request, partial(self._collect, job, request, answers, start))
+                await whole_body(job.format, answers, usage_of(answers, num_choices=job.params.n))
+        except Exception as error:
+            if not is_started:
+                raise
+            job.format.failure(self._dialect.http(self._dialect.renamed(error)))
 
     async def _stream(self, job: Job, request: OpenRequest, answers: list[Answer], reply: Reply) -> None:
         """Every prompt is in the engine before the response starts, so that a refusal is still a status of its own."""
@@ -118,7 +143,9 @@ class GenerateRoute:
                 may_send.set()
             nursery.cancel_scope.cancel()
 
-    async def _collect(self, job: Job, request: OpenRequest, answers: list[Answer], reply: Reply) -> None:
+    async def _collect(
+        self, job: Job, request: OpenRequest, answers: list[Answer], accepted: Callable[[], None] | None = None
+    ) -> None:
         may_take = trio.Event()
         may_take.set()
 
@@ -140,6 +167,26 @@ class GenerateRoute:
             for index in range(len(job.prompts)):
                 await turns.acquire()
                 await following.start(follow, index)
+            if accepted is not None:
+                accepted()
+
+
+def _answers(job: Job) -> list[Answer]:
+    return [Answer(index=index, prompt_only=job.prompt_only) for index in range(job.num_choices)]
+
+
+async def _within(request: OpenRequest, follow: Callable[[], Awaitable[None]]) -> None:
+    """Run what generates in the request's scope, and raise the one error that its client should hear of."""
+    try:
+        with request.scope:
+            await follow()
+    except BaseExceptionGroup as group:
+        error = leaf_error(group)
+        if error is None:
+            raise
+        raise error from None
+    if request.error is not None and request.scope.cancelled_caught:
+        raise request.error.with_traceback(None)
 
 
 async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:

@@ -41,8 +41,8 @@ class Job:
     terms: Terms
     prompt_only: bool = False
     """Nothing is to be generated."""
-    background: bool = False
-    """Its client is answered as soon as the engine has it, and need not stay."""
+    background: "Callable[[], bytes] | None" = None
+    """Its client is answered by this as soon as the engine has it, and need not stay."""
     hold: "Callable[[OpenRequest], AbstractContextManager[Any]]" = nullcontext
     """A scope to run it in: whoever keeps account of it learns there that it ends. Left without an await."""
     tells_format: bool = False
@@ -69,7 +69,11 @@ class Job:
 
 def chat_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     """POST /v1/chat/completions. Raises InvalidRequest or ModelNotFound."""
-    request = decode(body, ChatRequest)
+    return chat_job_of(service, decode(body, ChatRequest), envelope)
+
+
+def chat_job_of(service: Service, request: ChatRequest, envelope: Envelope) -> Job:
+    """A chat's job, wherever the chat comes from. Raises InvalidRequest or ModelNotFound."""
     model = service.check_model(request.model)
     request.refuse_unserved()
     prompt = request_prompt(service, request)
@@ -243,11 +247,3 @@ def completion_prompts(
         text_prompt(entry) if isinstance(entry, str) else TokenPrompt(token_ids=tuple(entry), cut=cut, param=param)  # type: ignore[arg-type]
         for entry in prompt
     )
-
-
-JOBS = {
-    "/v1/chat/completions": chat_job,
-    "/v1/completions": completion_job,
-    "/v1/embeddings": embedding_job,
-}
-"""The generating routes, each with what reads its body."""

@@ -11,6 +11,7 @@ import msgspec
 
 from .embeddings import EmbeddingRequest
 from .errors import ErrorBody
+from .responses.requests import ResponsesRequest
 from .settings import SettingsChange
 from .wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -61,6 +62,28 @@ OPERATIONS = (
         summary="A vector for a text, or for each of several.",
         body=EmbeddingRequest,
         errors=(404, 500, 503),
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses",
+        summary="Answer in items, perhaps continuing a stored response; as events, whole, or in the background.",
+        body=ResponsesRequest,
+        errors=GENERATES,
+    ),
+    Operation(method="get", path="/v1/responses/{response_id}", summary="A response as it is now.", errors=(404,)),
+    Operation(method="delete", path="/v1/responses/{response_id}", summary="Forget a response.", errors=(404,)),
+    Operation(
+        method="post",
+        path="/v1/responses/{response_id}/cancel",
+        summary="End a response that is not finished.",
+        errors=(404,),
+    ),
+    Operation(
+        method="get",
+        path="/v1/responses/{response_id}/input_items",
+        summary="What a response's request said, page by page.",
+        errors=(404,),
+        query=("limit", "order", "after"),
     ),
     Operation(
         method="post",

@@ -5,6 +5,7 @@
     ├── server                   the listener and one task tree for each connection
     ├── throughput               the periodic line
     ├── lag                      how late the event loop is
+    ├── background responses     each a request without a connection, and what lets old ones go
     └── (body) open_engine       waits until it is told to stop, or the engine dies
 
 Starting: the port is bound, the model loaded, and only then the port listens. Stopping: /health turns 503 and no
@@ -37,6 +38,7 @@ from .trace import tracing
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from .responses.registry import Responses
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,8 @@ class Run:
     config: ServerConfig
     server: Server
     lifecycle: Lifecycle
+    responses: "Responses | None" = None
+    """Known once it has started."""
     stop: trio.Event = attrs.field(factory=trio.Event)
     started: bool = False
     status: int = 0
@@ -115,13 +119,21 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     from .cors import Cors
     from .gate import Gate
     from .generate import GenerateRoute
-    from .jobs import JOBS
+    from .generating import GENERATING
 
-    service = Service(engine=engine, config=run.config, lifecycle=run.lifecycle, metrics=metrics, version=version)
+    service = Service(
+        engine=engine,
+        config=run.config,
+        lifecycle=run.lifecycle,
+        metrics=metrics,
+        version=version,
+        background=nursery,
+    )
+    run.responses = service.responses
     metrics.watch(engine, service.model_names[0])
     gate = Gate(
         run.config,
-        routes={path: GenerateRoute(service, make_job) for path, make_job in JOBS.items()},
+        routes={path: GenerateRoute(service, route.make_job, route.dialect) for path, route in GENERATING.items()},
         rest=build_app(service),  # type: ignore[arg-type]
         refusal=service.refusal,
     )
@@ -129,6 +141,7 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     url = await nursery.start(run.server.run, app, gate.door())
     nursery.start_soon(log_throughput, engine.stats)
     nursery.start_soon(watch_lag, metrics.lagged)
+    nursery.start_soon(service.responses.forget_old)
     run.started = True
     gc.freeze()  # Modules and tables stay anyway; a full collection that looks at them stops every stream for 0.1 s.
     log.info("serving %s on %s", ", ".join(service.model_names), url)

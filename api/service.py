@@ -3,10 +3,12 @@
 from typing import TYPE_CHECKING
 
 import attrs
+import trio
 
 from ..engine.core.errors import ModelNotFound, TrioletError
 from .config import ServerConfig
 from .lifecycle import Lifecycle
+from .responses.registry import Responses
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -22,6 +24,11 @@ class Service:
     lifecycle: Lifecycle
     metrics: "Metrics"
     version: str
+    responses: Responses = attrs.field(
+        default=attrs.Factory(lambda service: Responses(service.config), takes_self=True), init=False
+    )
+    background: trio.Nursery | None = None
+    """For what goes on when its client has its answer; as long as the server runs."""
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from tests.api.rig import chat, error_of, read_to_end, serving
 from triolet.api.app import build_app
 from triolet.api.config import ServerConfig
 from triolet.api.errors import as_http, scrub
-from triolet.api.jobs import JOBS
+from triolet.api.generating import GENERATING
 from triolet.api.keys import CONTROL_PREFIXES, KeyRing, is_control
 from triolet.api.lifecycle import Lifecycle
 from triolet.api.metrics import Metrics
@@ -40,7 +40,7 @@ def server_routes() -> set[tuple[str, str]]:
         for rule in rules
         for method in (rule.methods or set()) - {"OPTIONS", "HEAD"}
     }
-    return found | {("POST", path) for path in JOBS}
+    return found | {("POST", path) for path in GENERATING}
 
 
 ROUTES = sorted(server_routes())
