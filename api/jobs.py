@@ -77,7 +77,7 @@ def chat_job_of(service: Service, request: ChatRequest, envelope: Envelope) -> J
     model = service.check_model(request.model)
     request.refuse_unserved()
     prompt = request_prompt(service, request)
-    params = request.to_sampling()
+    params = request.to_sampling(service.engine.logprobs_limit)
     _check_params(service, params, num_prompts=1)
     terms = read_terms(request, envelope, service.config)
     last = prompt.messages[-1]
@@ -110,7 +110,7 @@ def completion_job(service: Service, body: bytes, envelope: Envelope) -> Job:
         add_special_tokens=request.add_special_tokens is not False,
         cut=cut_of(service, request, 16 if request.max_tokens is None else request.max_tokens),
     )
-    params = request.to_sampling()
+    params = request.to_sampling(service.engine.logprobs_limit)
     _check_params(service, params, num_prompts=len(prompts))
     terms = read_terms(request, envelope, service.config)
     echo = None
@@ -175,7 +175,7 @@ def embedding_job(service: Service, body: bytes, envelope: Envelope) -> Job:
 def _shape(service: Service, request: ChatRequest | CompletionRequest, params: SamplingParams) -> Shape:
     return Shape(
         strict=service.config.strict_finish_reasons,
-        num_top=params.logprobs,
+        num_top=params.logprobs if params.logprob_token_ids is None else len(params.logprob_token_ids),
         prompt_logprobs=request.prompt_logprobs is not None,
         token_ids=bool(request.return_token_ids),
         tokens_as_ids=bool(request.return_tokens_as_token_ids),

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from ..engine.core.errors import InvalidRequest
 from ..engine.core.grammar import GrammarSpec
-from ..engine.core.params import SamplingParams
+from ..engine.core.params import MAX_LOGPROB_TOKENS, LogprobsLimit, SamplingParams
 from ..engine.core.repetition import RepetitionDetection
 from .constraint import ResponseFormat, StructuredOutputs, grammar_of
 from .messages import Message
@@ -40,6 +40,7 @@ SAMPLING = (
     "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
+    "logprob_token_ids",
     "include_stop_str_in_output",
     "skip_special_tokens",
     "spaces_between_special_tokens",
@@ -101,6 +102,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
     echo: bool | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Annotated[list[Token], Meta(max_length=MAX_LOGPROB_TOKENS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
@@ -158,9 +160,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         max_tokens: int | None,
         logprobs: int | None,
         called: Mapping[str, str] | None = None,
+        limit: LogprobsLimit | None = None,
         **more: Any,
     ) -> SamplingParams:
-        """The sampling parameters; a null field has its default.
+        """The sampling parameters; a null field has its default. `limit`: of what may be reported.
 
         `called` is what the client calls those that have another name here.
         """
@@ -174,7 +177,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
                 min_count=limits.min_count,
             )
         try:
-            return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **(given | more))
+            params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **(given | more))
+            return params if limit is None else limit.apply(params)
         except InvalidRequest as error:
             name = error.param or ""
             if called is None or name not in called:
@@ -196,14 +200,14 @@ class ChatRequest(GenerateRequest, kw_only=True):
     chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def to_sampling(self) -> SamplingParams:
+    def to_sampling(self, limit: LogprobsLimit | None = None) -> SamplingParams:
         called = {"logprobs": "top_logprobs"}
         max_tokens = self.max_tokens
         if self.max_completion_tokens is not None:
             max_tokens = self.max_completion_tokens
             called["max_tokens"] = "max_completion_tokens"
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self.sampling(max_tokens=max_tokens, logprobs=logprobs, called=called)
+        return self.sampling(max_tokens=max_tokens, logprobs=logprobs, called=called, limit=limit)
 
     def refuse_unserved(self) -> None:
         super().refuse_unserved()
@@ -226,7 +230,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
         """Nothing is to be generated: the prompt is given back."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def to_sampling(self) -> SamplingParams:
+    def to_sampling(self, limit: LogprobsLimit | None = None) -> SamplingParams:
         more: dict[str, Any] = {}
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
             more["prompt_logprobs"] = self.logprobs
@@ -234,7 +238,11 @@ class CompletionRequest(GenerateRequest, kw_only=True):
         # The engine generates at least a token: the one too many is not shown.
         called = {"prompt_logprobs": "logprobs"} if more else None
         return self.sampling(
-            max_tokens=1 if self.prompt_only else max_tokens, logprobs=self.logprobs, called=called, **more
+            max_tokens=1 if self.prompt_only else max_tokens,
+            logprobs=self.logprobs,
+            called=called,
+            limit=limit,
+            **more,
         )
 
     def refuse_unserved(self) -> None:

@@ -142,6 +142,7 @@ def _put_together(
             max_num_seqs=config.max_num_seqs,
             end_token_ids=tuple(TokenId(token) for token in end_token_ids if token < vocab_size),
             seed=config.seed,
+            max_logprobs=config.max_logprobs,
             cache=_cache_facts(config, loaded),
         ),
         tokenizer=tokenizer,

@@ -82,6 +82,8 @@ class EngineConfig:
     """The type of the KV cache: auto is --dtype; int8 has a scale for each token and head, on a CPU."""
     num_kept_requests: int = attrs.field(default=256, validator=_at_least(0))
     """Ended requests whose story GET /v1/requests/{id} still tells."""
+    max_logprobs: int = attrs.field(default=20, validator=_at_least(-1))
+    """Most rivals of a token whose log-probabilities a request may ask for; -1: all of the vocabulary."""
     attention_backend: str | None = None
     """A name from the registry of attention backends; None chooses by platform. On a CPU, native runs whole steps."""
     seed: int = 0

@@ -20,7 +20,7 @@ from .controls import Controls
 from .core.errors import EngineDead, Overloaded
 from .core.events import FinishReason
 from .core.ids import TokenId
-from .core.params import SamplingParams
+from .core.params import MAX_LOGPROBS, LogprobsLimit, SamplingParams
 from .core.pooling import Pooling
 from .core.request import Request
 from .grammar import GrammarClient
@@ -47,6 +47,7 @@ class EngineFacts:
     max_num_seqs: int
     end_token_ids: tuple[TokenId, ...] = ()
     seed: int = 0
+    max_logprobs: int = MAX_LOGPROBS
     cache: CacheFacts = NO_FACTS
     hidden_size: int | None = None
     """Numbers in a vector; None: not known, and not checked."""
@@ -94,6 +95,11 @@ class Engine:
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and answer together."""
         return self._facts.max_model_len
+
+    @property
+    def logprobs_limit(self) -> LogprobsLimit:
+        """How many rivals of a token a request may ask for."""
+        return LogprobsLimit(self._facts.max_logprobs, self._facts.vocab_size)
 
     @property
     def created(self) -> int:
@@ -229,6 +235,7 @@ class Engine:
         if params.bad_words:
             bad_words = self.tokenizer.bad_word_token_ids(params.bad_words)
             params = attrs.evolve(params, bad_word_token_ids=params.bad_word_token_ids + bad_words)
+        params = self.logprobs_limit.apply(params)
         check_ids(params, vocab_size=self._facts.vocab_size)
         skip = params.skip_special_tokens
         decoders = tuple(self.tokenizer.incremental(token_ids, skip_special_tokens=skip) for _ in range(params.n))

@@ -142,6 +142,26 @@ class LLM:
         ]
         return self._run(prompts, sampling_params, progress)
 
+    def beam_search(
+        self,
+        prompts: Prompt | str | Sequence[int] | Sequence[Prompt | str | Sequence[int]],
+        *,
+        beam_width: int = 4,
+        max_tokens: int | None = None,
+        length_penalty: float = 1.0,
+        progress: bool = True,
+        **more: Any,
+    ) -> list[RequestOutput]:
+        """The `beam_width` most likely answers to each prompt, best first, with their scores; otherwise as `generate`.
+
+        An answer scores its log-probability / length ** `length_penalty`; `more` are other fields of `SamplingParams`
+        (min_tokens, stop_token_ids, ignore_eos, logprobs, …). Raises InvalidRequest for those that do not go with it.
+        """
+        params = SamplingParams(
+            n=beam_width, max_tokens=max_tokens, length_penalty=length_penalty, use_beam_search=True, **more
+        )
+        return self._run(_prompts(prompts), params, progress)
+
     def embed(
         self,
         prompts: Prompt | str | Sequence[int] | Sequence[Prompt | str | Sequence[int]],

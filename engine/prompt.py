@@ -212,6 +212,7 @@ def check_ids(params: SamplingParams, *, vocab_size: int) -> None:
     named = {
         "stop_token_ids": params.stop_token_ids,
         "allowed_token_ids": params.allowed_token_ids or (),
+        "logprob_token_ids": params.logprob_token_ids or (),
         "logit_bias": tuple(token for token, _ in params.logit_bias),
         "bad_words": tuple(token for word in params.bad_word_token_ids for token in word),
     }

@@ -152,6 +152,11 @@ class KeptBatch:
         counts: Int64Array = self._columns["num_logprobs"][rows]
         return counts
 
+    def logprob_token_ids(self, rows: Int64Array) -> dict[int, tuple[int, ...]]:
+        """Whose rivals are named, by their places in `rows`."""
+        named = ((place, self._joined[row].sampling.logprob_token_ids) for place, row in enumerate(rows.tolist()))
+        return {place: token_ids for place, token_ids in named if token_ids is not None}
+
     def shapers(self, rows: Int64Array) -> list[tuple[int, Shaper]]:
         """What changes the logits of these rows, by their places in `rows`."""
         if not self._num_shaped:
@@ -205,7 +210,7 @@ class KeptBatch:
         self._waiting -= joined.sampling.min_tokens > 0
         self._num_special -= joined.num_samples > 1 or joined.num_candidates > 0
         self._num_shaped -= self._shapers[row] is not None
-        self._num_reporting -= joined.sampling.logprobs is not None
+        self._num_reporting -= _reports(joined)
         self._num_scoring -= joined.prompt_logprobs_from is not None
         self._num_pooling -= joined.pooling is not None
         if row != last:
@@ -249,10 +254,10 @@ class KeptBatch:
             choice_seed(joined.seed, joined.choice) % 2**64,
             joined.num_samples,
             joined.num_candidates,
-            -1 if sampling.logprobs is None else sampling.logprobs,
+            (sampling.logprobs or 0) if _reports(joined) else -1,
             known if joined.prompt_logprobs_from is None else joined.prompt_logprobs_from,
         )
-        self._num_reporting += sampling.logprobs is not None
+        self._num_reporting += _reports(joined)
         self._num_scoring += joined.prompt_logprobs_from is not None
         self._num_pooling += joined.pooling is not None
         self._num_special += joined.num_samples > 1 or joined.num_candidates > 0
@@ -378,6 +383,11 @@ class KeptBatch:
             grown = np.full((height, wide), -1, np.int32)
             grown[: table.shape[0], :had] = table
             self._tables[group] = grown
+
+
+def _reports(joined: JoinedSequence) -> bool:
+    """Whether it reports the log-probabilities of its tokens; a beam's candidates have them."""
+    return joined.sampling.logprobs is not None and not joined.num_candidates
 
 
 def _at_end(shaper: Shaper | None) -> bool:

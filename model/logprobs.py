@@ -5,6 +5,7 @@ Imports torch, numpy and the message types. What leaves it are plain numbers.
 
 from collections.abc import Iterable, Sequence
 
+import attrs
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,8 +26,12 @@ RANKED = 20
 class RawLogprobs:
     """The log-probabilities of some rows of a step, taken before anything changes the logits."""
 
-    def __init__(self, logits: Tensor, places: Int64Array, counts: Int64Array) -> None:
-        """`places` are rows of `logits`, `counts` how many of the most likely tokens each reports."""
+    def __init__(
+        self, logits: Tensor, places: Int64Array, counts: Int64Array, named: dict[int, tuple[int, ...]]
+    ) -> None:
+        """`places` are rows of `logits`, `counts` how many of the most likely tokens each reports; `named` says for
+        some places which tokens they report instead."""
+        self._named = named
         if len(places) < len(logits):
             logits = logits.index_select(0, torch.from_numpy(places).to(logits.device))
         self._logprobs = logits.log_softmax(-1)
@@ -39,8 +44,19 @@ class RawLogprobs:
         rows = [self._at[places[i]][0] for i in asked]
         counts = [int(self._at[places[i]][1]) for i in asked]
         for i, entry in zip(asked, _entries(self._logprobs, rows, tokens[asked], counts), strict=True):
-            entries[i] = entry
+            entries[i] = entry if places[i] not in self._named else self._renamed(entry, places[i])
         return entries
+
+    def _renamed(self, entry: TokenLogprobs, place: int) -> TokenLogprobs:
+        """With the rivals that were named, most likely first, ties by lowest id."""
+        token_ids = sorted(set(self._named[place]))
+        values = self._logprobs[self._at[place][0]][torch.tensor(token_ids, device=self._logprobs.device)]
+        ranked = sorted(zip((-values).tolist(), token_ids, strict=True))
+        return attrs.evolve(
+            entry,
+            top_token_ids=tuple(TokenId(token_id) for _, token_id in ranked),
+            top_logprobs=tuple(-value for value, _ in ranked),
+        )
 
 
 def raw_logprobs(logits: Tensor, batch: KeptBatch, rows: Int64Array) -> RawLogprobs | None:
@@ -49,7 +65,9 @@ def raw_logprobs(logits: Tensor, batch: KeptBatch, rows: Int64Array) -> RawLogpr
     if counts is None:
         return None
     places = np.flatnonzero(counts >= 0)
-    return RawLogprobs(logits, places, counts[places]) if places.size else None
+    if not places.size:
+        return None
+    return RawLogprobs(logits, places, counts[places], batch.logprob_token_ids(rows))
 
 
 def prompt_logprobs(logits: Tensor, batch: KeptBatch, work: StepWork) -> list[tuple[int, PromptLogprobs]]:

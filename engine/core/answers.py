@@ -105,7 +105,8 @@ class Answers:
             beams.append(fork)
         # A round may leave fewer beams than the next one makes: together they hold the slots of all.
         beams[0].num_slots = beam.request.params.n - len(beams) + 1
-        search.start(beams, [continuation.log_probability for continuation in continuations])
+        log_probabilities, said = zip(*((each.log_probability, each.said) for each in continuations), strict=True)
+        search.start(beams, log_probabilities, said)
         for parent in parents:  # after the forks, so that the last heir of a block writes it in place
             self._drop(parent)
 
@@ -115,13 +116,18 @@ class Answers:
             self._drop(sequence)
         del self.groups[group.request.id]
         for choice, answer in enumerate(search.answers):
-            for token in answer.tokens:
-                self._outbox.token(group.request.id, token, choice)
+            logprobs = answer.logprobs or (None,) * answer.num_tokens
+            for token, said in zip(answer.tokens, logprobs, strict=False):
+                self._outbox.token(group.request.id, token, choice, said)
+            end = answer.end_token
             finished = Finished(
                 request=group.request.id,
-                reason=FinishReason.STOP if answer.by_end_token else FinishReason.LENGTH,
+                reason=FinishReason.LENGTH if end is None else FinishReason.STOP,
                 choice=choice,
                 last=choice == len(search.answers) - 1,
+                stop_token=end if end in group.request.params.stop_token_ids else None,
+                end_token=end,
+                end_logprobs=None if end is None else logprobs[-1],
                 num_output_tokens=answer.num_tokens,
                 score=answer.score,
             )

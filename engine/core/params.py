@@ -12,6 +12,8 @@ from .repetition import RepetitionDetection
 
 MAX_STOP_STRINGS = 4
 MAX_LOGPROBS = 20
+"""Unless the engine is told otherwise (--max-logprobs)."""
+MAX_LOGPROB_TOKENS = 1024
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIAS = 100.0
 
@@ -105,7 +107,7 @@ def _check_flag(_: object, attribute: "attrs.Attribute[bool]", value: object) ->
         raise _refuse(attribute.name, value, "true or false")
 
 
-_LOGPROBS = _integer(0, f"an integer from 0 to {MAX_LOGPROBS}", high=MAX_LOGPROBS, optional=True)
+_LOGPROBS = _integer(-1, "an integer of at least -1 (-1 means all)", optional=True)
 _PENALTY = _number(-2, 2, "a number from -2 to 2")
 
 
@@ -152,7 +154,12 @@ class SamplingParams:
     bad_word_token_ids: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_tuples)
     """The same as sequences of tokens; the engine adds those of `bad_words`."""
     logprobs: int | None = attrs.field(default=None, validator=_LOGPROBS)
-    """How many of the most likely tokens to report beside each token, with log-probabilities; None: report nothing."""
+    """How many of the most likely tokens to report beside each token, with log-probabilities; None: report nothing. -1:
+    all of the vocabulary. The engine has a limit (`LogprobsLimit`)."""
+    logprob_token_ids: tuple[int, ...] | None = attrs.field(
+        default=None, converter=_optional_tuple, validator=_check_token_ids
+    )
+    """Report these tokens beside each, in place of the most likely ones; `logprobs` says only that it is wanted."""
     prompt_logprobs: int | None = attrs.field(default=None, validator=_LOGPROBS)
     """The same for the prompt's tokens. The whole prompt is computed for it: a cached beginning is not used."""
     repetition_detection: RepetitionDetection | None = None
@@ -177,8 +184,19 @@ class SamplingParams:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens}).", param="min_tokens"
             )
+        if self.logprob_token_ids is not None:
+            self._check_logprob_token_ids(self.logprob_token_ids)
         if self.use_beam_search:
             self._check_beams()
+
+    def _check_logprob_token_ids(self, token_ids: tuple[int, ...]) -> None:
+        if self.logprobs is None:
+            raise InvalidRequest("logprob_token_ids is only allowed together with logprobs.", param="logprob_token_ids")
+        if len(token_ids) > MAX_LOGPROB_TOKENS:
+            raise InvalidRequest(
+                f"logprob_token_ids takes at most {MAX_LOGPROB_TOKENS} token ids, not {len(token_ids)}.",
+                param="logprob_token_ids",
+            )
 
     def _check_beams(self) -> None:
         for name in _NOT_WITH_BEAMS:
@@ -195,6 +213,28 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
+@attrs.frozen
+class LogprobsLimit:
+    """How many rivals of a token an engine reports."""
+
+    most: int = MAX_LOGPROBS
+    """-1: all."""
+    vocab_size: int | None = None
+    """None: not known, and nobody may ask for all."""
+
+    def apply(self, params: SamplingParams) -> SamplingParams:
+        """The same parameters, -1 as a number. Raises InvalidRequest."""
+        changes: dict[str, Any] = {}
+        for param in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, param)
+            if asked is None or 0 <= asked <= self.most:
+                continue
+            if self.vocab_size is None or -1 < self.most < (self.vocab_size if asked == -1 else asked):
+                raise _refuse(param, asked, f"an integer from 0 to {self.most}")
+            changes[param] = self.vocab_size if asked == -1 else min(asked, self.vocab_size)
+        return attrs.evolve(params, **changes) if changes else params
+
+
 _NOT_WITH_BEAMS = (
     "presence_penalty",
     "frequency_penalty",
@@ -203,8 +243,7 @@ _NOT_WITH_BEAMS = (
     "allowed_token_ids",
     "bad_words",
     "bad_word_token_ids",
-    "logprobs",
-    "prompt_logprobs",
+    "logprob_token_ids",
     "repetition_detection",
     "grammar",
 )

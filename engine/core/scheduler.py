@@ -177,13 +177,13 @@ class Scheduler:
                 self._cache.store(sequence.blocks, sequence.tokens, num_computed)
         by_id = self._running.by_id
         num_wasted = 0
-        for sampled_id, tokens, log_probabilities in result.candidates:
-            if (beam := by_id.get(sampled_id)) is not None:
-                self._answers.take_candidates(beam, (tokens, log_probabilities))
         for prompt_id, prompt_logprobs in result.prompt_logprobs:
             if (prompt := by_id.get(prompt_id)) is not None:
                 prompt.group.take_prompt_logprobs(prompt_logprobs)
                 self._outbox.prompt_logprobs.append((prompt.request.id, prompt_logprobs))
+        for sampled_id, tokens, log_probabilities in result.candidates:
+            if (beam := by_id.get(sampled_id)) is not None:
+                self._answers.take_candidates(beam, (tokens, log_probabilities))
         for pooled_id, vector in result.vectors:
             if (pooled := by_id.get(pooled_id)) is not None:
                 self._answers.end(pooled, FinishReason.STOP, vector=vector)

@@ -16,6 +16,10 @@ from .serving import Served, serving
 KV_BYTES = 200 << 20
 
 
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
 async def ask(served: Served, path: str, **body: Any) -> dict[str, Any]:
     response: httpx.Response = await served.client.post(path, json=body)
     assert response.status_code == 200, response.text
@@ -36,6 +40,8 @@ async def test_the_surface_by_value() -> None:
     async with serving(config) as served:
         await _logprobs_are_those_of_the_answer(served)
         await _loglikelihoods_rank_the_truth_first(served)
+        await _beams_and_named_tokens_have_logprobs(served)
+        await _texts_become_vectors(served)
         await _biases_and_masks_rule(served)
         await _conversations_can_be_continued(served)
         await _an_answer_has_its_form(served)
@@ -90,6 +96,40 @@ async def _loglikelihoods_rank_the_truth_first(served: Served) -> None:
         greedy = (await ask(served, "/v1/completions", prompt=context, max_tokens=1, temperature=0))["choices"][0]
         said = (await ask(served, "/v1/completions", prompt=context + greedy["text"], **body))["choices"][0]
         assert loglikelihood(said, num_context)[1]
+
+
+async def _beams_and_named_tokens_have_logprobs(served: Served) -> None:
+    """Every token of a beam; and tokens that a request names, whatever their rank."""
+    body = {"prompt": "The capital of France is", "max_tokens": 6, "logprobs": 3}
+    answer = await ask(served, "/v1/completions", **body, n=2, use_beam_search=True)
+    best, second = (sum(choice["logprobs"]["token_logprobs"]) for choice in answer["choices"])
+    assert best > second
+    assert all(len(choice["logprobs"]["top_logprobs"][0]) >= 3 for choice in answer["choices"])
+    (paris,) = (await ask(served, "/tokenize", prompt=" Paris", add_special_tokens=False))["tokens"]
+    how = {"logprob_token_ids": [paris, 5], "temperature": 0, "return_tokens_as_token_ids": True}
+    top = (await ask(served, "/v1/completions", **body, **how))["choices"][0]["logprobs"]["top_logprobs"][0]
+    assert {f"token_id:{paris}", "token_id:5"} <= top.keys()
+    assert len(top) <= 3
+    assert top["token_id:5"] < top[f"token_id:{paris}"]
+
+
+async def _texts_become_vectors(served: Served) -> None:
+    """Through the official client, which asks for base64: like texts are nearer to each other."""
+    url, texts = f"http://127.0.0.1:{served.port}/v1", ["A cat sat on the mat.", "A cat sits on a mat.", "SELECT 1;"]
+
+    def talk() -> None:
+        with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+            for pooling in ("last", "mean"):
+                found = client.embeddings.create(model="", input=texts, extra_body={"pooling": pooling})
+                a, b, c = (entry.embedding for entry in found.data)
+                assert len(a) == 576
+                assert math.hypot(*a) == pytest.approx(1, abs=1e-5)
+                assert dot(a, b) > dot(a, c)
+                assert found.usage.prompt_tokens > 10
+            plain = client.embeddings.create(model="", input=texts[0], dimensions=64, encoding_format="float")
+            assert len(plain.data[0].embedding) == 64
+
+    await trio.to_thread.run_sync(talk)
 
 
 async def _biases_and_masks_rule(served: Served) -> None:

@@ -17,7 +17,7 @@ from triolet.engine.controls import Settings
 from triolet.engine.core.errors import EngineDead, InvalidRequest, Overloaded, PromptTooLong, TrioletError
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.logprobs import TokenLogprobs
-from triolet.engine.core.params import SamplingParams
+from triolet.engine.core.params import LogprobsLimit, SamplingParams
 from triolet.engine.core.pooling import POOLINGS, Pooling
 from triolet.engine.options import DEFAULT_OPTIONS, RequestOptions
 from triolet.engine.prompt import InfillPrompt, Prompt, TextPrompt, TokenPrompt, check_ids, prompt_param
@@ -144,6 +144,7 @@ class FakeEngine:
         self.created = 1_700_000_000
         self.max_model_len = max_model_len
         self.tokenizer = FakeTokenizer()
+        self.logprobs_limit = LogprobsLimit(vocab_size=VOCAB_SIZE)
         self.health: str | None = None
         self.pieces = ["Hello", ", ", "wörld 🌍", "!"] if pieces is None else pieces
         self.hold = hold

@@ -124,6 +124,13 @@ TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"top_logprobs": 2}, "top_logprobs", "top_logprobs is only allowed together with logprobs: true."),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs must be an integer from 0 to 20"),
     (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs must be an integer from 0 to 20"),
+    (CHAT, {"logprob_token_ids": [3]}, "logprob_token_ids", "logprob_token_ids is only allowed together with logprobs"),
+    (
+        COMPLETIONS,
+        {"logprobs": 1, "logprob_token_ids": [1000]},
+        "logprob_token_ids",
+        "Token ids must be integers from 0 to 999",
+    ),
     (CHAT, {"logprobs": 3}, "logprobs", "logprobs is malformed: expected `bool | null`, got `int`."),
     (COMPLETIONS, {"logprobs": True}, "logprobs", "logprobs is malformed: expected `int | null`, got `bool`."),
     (COMPLETIONS, {"logprobs": 21}, "logprobs", "logprobs must be an integer from 0 to 20, not 21."),

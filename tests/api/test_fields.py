@@ -14,6 +14,7 @@ from .rig import chat, events_of, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BOTH = [(CHAT, chat()), (COMPLETIONS, {"prompt": "ab"})]
+REPORTING = [(CHAT, chat(logprobs=True)), (COMPLETIONS, {"prompt": "ab", "logprobs": 0})]
 
 SAMPLING: dict[str, tuple[Any, Any]] = {
     "presence_penalty": (0.5, 0.5),
@@ -23,6 +24,7 @@ SAMPLING: dict[str, tuple[Any, Any]] = {
     "allowed_token_ids": ([3, 4], (3, 4)),
     "bad_words": (["x", "y z"], ("x", "y z")),
     "prompt_logprobs": (3, 3),
+    "logprob_token_ids": ([3, 4], (3, 4)),
     "include_stop_str_in_output": (True, True),
     "skip_special_tokens": (False, False),
     "spaces_between_special_tokens": (False, False),
@@ -33,7 +35,7 @@ SAMPLING: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("path", "body"), BOTH)
+@pytest.mark.parametrize(("path", "body"), REPORTING)
 async def test_the_sampling_fields_reach_the_engine(path: str, body: dict[str, Any]) -> None:
     """Each by its name, on both routes; null is the default, and -1 is no seed."""
     async with serving() as rig:

@@ -6,7 +6,7 @@ import pytest
 
 from triolet.engine.core.errors import InvalidRequest
 from triolet.engine.core.grammar import MAX_SOURCE_CHARACTERS, GrammarSpec
-from triolet.engine.core.params import SamplingParams
+from triolet.engine.core.params import LogprobsLimit, SamplingParams
 from triolet.engine.core.repetition import RepetitionDetection, RepetitionDetector
 
 
@@ -23,9 +23,9 @@ from triolet.engine.core.repetition import RepetitionDetection, RepetitionDetect
         ("allowed_token_ids", [-1], "allowed_token_ids must be a list of token ids of at least 0, not -1."),
         ("bad_words", [" "], "bad_words must be a list of strings, none of them empty or blank, not ' '."),
         ("bad_words", ["x"] * 129, "bad_words takes at most 128 words, not 129."),
-        ("logprobs", 21, "logprobs must be an integer from 0 to 20, not 21."),
-        ("logprobs", True, "logprobs must be an integer from 0 to 20, not True."),
-        ("prompt_logprobs", -1, "prompt_logprobs must be an integer from 0 to 20, not -1."),
+        ("logprobs", -2, "logprobs must be an integer of at least -1 (-1 means all), not -2."),
+        ("logprobs", True, "logprobs must be an integer of at least -1 (-1 means all), not True."),
+        ("logprob_token_ids", [1], "logprob_token_ids is only allowed together with logprobs."),
         ("skip_special_tokens", 1, "skip_special_tokens must be true or false, not 1."),
         ("include_stop_str_in_output", None, "include_stop_str_in_output must be true or false, not None."),
     ],
@@ -37,6 +37,31 @@ def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any, said: s
     assert (caught.value.param, caught.value.message) == (field, said)
 
 
+@pytest.mark.parametrize(
+    ("most", "asked", "found"), [(20, 20, 20), (20, 0, 0), (-1, -1, 50), (-1, 70, 50), (50, -1, 50), (60, 55, 55)]
+)
+def test_log_probabilities_are_reported_up_to_a_limit(most: int, asked: int, found: int) -> None:
+    """--max-logprobs; -1 means the whole vocabulary, of 50 here, on both sides."""
+    params = LogprobsLimit(most, 50).apply(SamplingParams(logprobs=asked, prompt_logprobs=asked))
+    assert (params.logprobs, params.prompt_logprobs) == (found, found)
+
+
+@pytest.mark.parametrize(("most", "asked"), [(20, 21), (20, -1), (0, 1), (49, -1)])
+def test_more_log_probabilities_than_the_limit_are_refused(most: int, asked: int) -> None:
+    """By name, with the range."""
+    for field in ("logprobs", "prompt_logprobs"):
+        with pytest.raises(InvalidRequest) as caught:
+            LogprobsLimit(most, 50).apply(SamplingParams(**{field: asked}))
+        assert caught.value.message == f"{field} must be an integer from 0 to {most}, not {asked}."
+        assert caught.value.param == field
+
+
+def test_named_tokens_have_a_bound() -> None:
+    """1024 of them."""
+    with pytest.raises(InvalidRequest, match="logprob_token_ids takes at most 1024 token ids, not 1025"):
+        SamplingParams(logprobs=0, logprob_token_ids=range(1025))
+
+
 def test_a_bias_is_kept_within_100_and_takes_the_keys_of_json() -> None:
     """As OpenAI's: string keys, values clamped; in order of ids."""
     params = SamplingParams(logit_bias={"7": -1000, "3": 1, "5": 100.5})
@@ -46,7 +71,7 @@ def test_a_bias_is_kept_within_100_and_takes_the_keys_of_json() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("logprobs", 0), ("presence_penalty", 1), ("bad_words", "x"), ("grammar", GrammarSpec.json_object())],
+    [("repetition_penalty", 2), ("presence_penalty", 1), ("bad_words", "x"), ("grammar", GrammarSpec.json_object())],
 )
 def test_beam_search_takes_no_field_that_changes_or_reports_draws(field: str, value: Any) -> None:
     """Refused rather than left out of account."""
