@@ -72,12 +72,13 @@ async def serve(
     version: str,
     loading: Callable[[], AbstractContextManager[Progress | None]] = nullcontext,
     signals: bool = True,
+    announce: bool = True,
     task_status: trio.TaskStatus[Run] = trio.TASK_STATUS_IGNORED,
 ) -> int:
     """Serve until SIGTERM or SIGINT (or `Run.stop`), and return the exit status: 0, or 1 when the engine died.
 
     Raises StartError when it cannot start. `open_engine` is the engine's scope, given so that it can be another one;
-    `loading` shows its progress, until it is up.
+    `loading` shows its progress, until it is up; `announce`: one line on stdout says where it listens.
     """
     log.info("configuration: %s", describe(engine_config, config))
     server = Server(config)
@@ -94,6 +95,8 @@ async def serve(
                 async with open_engine(engine_config, observer=observer, progress=progress) as engine:
                     shown.close()
                     await _start(run, engine, metrics, nursery, version)
+                    if announce:
+                        _announce(run)
                     task_status.started(run)
                     await run.stop.wait()
                     await _drain(run)
@@ -145,6 +148,10 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     run.started = True
     gc.freeze()  # Modules and tables stay anyway; a full collection that looks at them stops every stream for 0.1 s.
     log.info("serving %s on %s", ", ".join(service.model_names), url)
+
+
+def _announce(run: Run) -> None:
+    url = run.server.url
     print(f"Triolet is ready: {url if run.config.uds else url + '/v1'}", file=sys.stdout, flush=True)
 
 
