@@ -8,12 +8,12 @@ import os
 import sys
 from typing import Annotated
 
-import attrs
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 
 from .. import __version__
 from ..engine.config import EngineConfig
 from ..engine.core.errors import ConfigurationError, StartError
+from .asking.cli import chat, complete, with_model
 from .bench.cli import app as bench
 from .config import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerConfig, parse_size
 from .config_file import apply_config_file
@@ -40,6 +40,8 @@ def _read_sizes(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
 
 app = App(name="triolet", version=__version__, help=HELP, config=(apply_config_file, _read_sizes))
 app.command(bench)
+app.command(chat)
+app.command(complete)
 
 _SERVER = Group.create_ordered("Server")
 _ENGINE = Group.create_ordered("Engine")
@@ -67,11 +69,7 @@ def serve(
     model
         A folder (Hugging Face layout), a .gguf file or a hub name (owner/name). Without one, the built-in model.
     """
-    if model is not None:
-        if engine.model is not None:
-            raise ConfigurationError("Give the model once: as MODEL or as --model.")
-        engine = attrs.evolve(engine, model=model)
-
+    engine = with_model(model, engine)
     for keys, variable in ((server.api_key, KEY_VARIABLE), (server.admin_api_key, ADMIN_KEY_VARIABLE)):
         if not keys and variable in os.environ:
             raise ConfigurationError(f"{variable} is empty: set it to a key, or unset it to let everybody in.")

@@ -1,4 +1,4 @@
-"""A server of OpenAI's protocol for the tests of `triolet bench`: what it answers is bytes that a test chooses."""
+"""A server of OpenAI's protocol for the tests of clients: what it answers is bytes that a test chooses."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -101,7 +101,7 @@ async def fake_openai(
                     return
                 data += more
             head, _, content = data.partition(b"\r\n\r\n")
-            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            length = int((*head.lower().split(b"content-length:"), b"0")[1].split(b"\r\n")[0])
             while len(content) < length:
                 content += await stream.receive_some(65536)
             fake.heads.append(head)
