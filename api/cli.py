@@ -14,6 +14,7 @@ from .. import __version__
 from ..engine.config import EngineConfig
 from ..engine.core.errors import ConfigurationError, StartError
 from .asking.cli import chat, complete, with_model
+from .batch.cli import run_batch
 from .bench.cli import app as bench
 from .config import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerConfig, parse_size
 from .config_file import apply_config_file
@@ -42,6 +43,7 @@ app = App(name="triolet", version=__version__, help=HELP, config=(apply_config_f
 app.command(bench)
 app.command(chat)
 app.command(complete)
+app.command(run_batch)
 
 _SERVER = Group.create_ordered("Server")
 _ENGINE = Group.create_ordered("Engine")

@@ -2,33 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parent
-SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if not path.name.startswith(("_", "test_")))
-
-SERVE = "from triolet.api.cli import main; main(['serve', '--port', '0', '--kv-cache-memory', '200M'])"
-
-
-@pytest.fixture(scope="module")
-def base_url() -> Iterator[str]:
-    """A server with default settings but for the port and the memory; told to stop at the end."""
-    root = FOLDER.parents[1]
-    process = subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True, cwd=root)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("Triolet is ready: http")
-        yield line.split()[-1]
-        process.terminate()
-        assert process.wait(timeout=60) == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if not path.name.startswith(("_", "conftest", "test_")))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
