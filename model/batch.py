@@ -52,6 +52,8 @@ class KeptBatch:
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._row: dict[SequenceId, int] = {}
+        self.moves: list[tuple[int, int]] = []
+        """(row, the row it was) of those that took another's place in the last plan, in their order."""
         self._joined: list[JoinedSequence] = []
         """As they came, in the order of the rows."""
         self._tokens: list[Int64Array] = []
@@ -80,6 +82,7 @@ class KeptBatch:
 
     def apply(self, plan: StepPlan) -> None:
         """Parts 1 to 3 of a plan: leave, join, write tables."""
+        self.moves.clear()
         for sequence in plan.left:
             self._leave(sequence)
         for joined in plan.joined:
@@ -214,6 +217,7 @@ class KeptBatch:
         self._num_scoring -= joined.prompt_logprobs_from is not None
         self._num_pooling -= joined.pooling is not None
         if row != last:
+            self.moves.append((row, last))
             self._joined[row], self._tokens[row] = self._joined[last], self._tokens[last]
             self._shapers[row] = self._shapers[last]
             self._columns[row] = self._columns[last]

@@ -99,32 +99,37 @@ class ModelRunner:
         draws = draw(logits[: len(work.sampled_rows)], self._batch, work.sampled_rows, best)
         self._batch.advance(work, draws.rows[draws.first], draws.tokens[draws.first])
         self._batch.stand_in(draws.failed_rows)
-        return self._answer(plan.step, draws, prompts, pooled, started, computed)
-
-    def _answer(
-        self,
-        step: int,
-        draws: Draws,
-        prompts: list[tuple[int, PromptLogprobs]],
-        pooled: Pooled,
-        started: float,
-        computed: float,
-    ) -> StepResult:
-        """`computed`: when the logits were there. A GPU may work on: what is left then counts to sampling."""
-        name = self._batch.sequence
+        # A GPU may work on once the logits are "there": what is left then counts to sampling.
         now = time.perf_counter()
-        return StepResult(
-            step=step,
-            sequences=tuple(map(name, draws.rows.tolist())),
-            token_ids=tuple(map(TokenId, draws.tokens.tolist())),
-            candidates=tuple((name(row), *candidates) for row, candidates in draws.candidates),
-            logprobs=draws.logprobs,
-            prompt_logprobs=tuple((name(row), said) for row, said in prompts),
-            vectors=pooled.vectors,
-            failed=(
-                *((name(row), RULED_OUT if row in draws.ruled_out else UNUSABLE) for row in draws.failed_rows.tolist()),
-                *((sequence, UNUSABLE_STATES) for sequence in pooled.failed),
-            ),
-            seconds=now - started,
-            sample_seconds=now - computed,
+        return result_of_draws(
+            plan.step, self._batch, draws, prompts, pooled, seconds=now - started, sample_seconds=now - computed
         )
+
+
+def result_of_draws(
+    step: int,
+    batch: KeptBatch,
+    draws: Draws,
+    prompts: list[tuple[int, PromptLogprobs]],
+    pooled: Pooled,
+    *,
+    seconds: float,
+    sample_seconds: float,
+) -> StepResult:
+    """What a step's draws say, by the names of its sequences; `batch` has not changed since."""
+    name = batch.sequence
+    return StepResult(
+        step=step,
+        sequences=tuple(map(name, draws.rows.tolist())),
+        token_ids=tuple(map(TokenId, draws.tokens.tolist())),
+        candidates=tuple((name(row), *candidates) for row, candidates in draws.candidates),
+        logprobs=draws.logprobs,
+        prompt_logprobs=tuple((name(row), said) for row, said in prompts),
+        vectors=pooled.vectors,
+        failed=(
+            *((name(row), RULED_OUT if row in draws.ruled_out else UNUSABLE) for row in draws.failed_rows.tolist()),
+            *((sequence, UNUSABLE_STATES) for sequence in pooled.failed),
+        ),
+        seconds=seconds,
+        sample_seconds=sample_seconds,
+    )

@@ -175,7 +175,16 @@ class Driver:
 
     def step(self, chunks: Mapping[int, int] | None = None, *, limit: int = 10**6, **fields: Any) -> StepResult:
         """One plan: each sequence computes all it has, at most `limit` tokens, unless `chunks` says otherwise."""
-        chunks = chunks or {}
+        plan, lengths = self.plan(chunks or {}, limit=limit, **fields)
+        result = self.runner.execute(plan)
+        for name, length in lengths.items():
+            self.running[name].computed += length
+        for name, token in zip(result.sequences, result.token_ids, strict=True):
+            self.running[name].tokens.append(token)
+        return result
+
+    def plan(self, chunks: Mapping[int, int], *, limit: int = 10**6, **fields: Any) -> tuple[StepPlan, dict[int, int]]:
+        """The next plan, and how many tokens each sequence computes in it."""
         lengths = {
             name: chunks.get(name, min(limit, len(run.tokens) - run.computed)) for name, run in self.running.items()
         }
@@ -197,12 +206,7 @@ class Driver:
             **fields,
         )
         self._left, self._joined = [], []
-        result = self.runner.execute(plan)
-        for name, length in lengths.items():
-            self.running[name].computed += length
-        for name, token in zip(result.sequences, result.token_ids, strict=True):
-            self.running[name].tokens.append(token)
-        return result
+        return plan, lengths
 
     def generate(self, name: int, count: int, *, limit: int = 10**6) -> list[int]:
         """Step until the sequence has `count` tokens behind its prompt."""
