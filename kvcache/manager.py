@@ -29,6 +29,7 @@ from .pins import Pin, Pins
 from .pool import BlockPool
 from .prefix import PrefixIndex
 from .sequence import PrefixMatch, SequenceBlocks
+from .view import CacheView
 
 TableWrite = tuple[int, int, BlockId]
 """(group, index, block): `table[group][index]` names `block` now."""
@@ -64,6 +65,8 @@ class KVCacheManager:
         self._pins = Pins(self._pool, num_blocks // 2 if max_pinned_blocks is None else max_pinned_blocks)
         self._copies = PendingCopies()
         self._live: set[SequenceBlocks] = set()
+        self.view = CacheView(self._pool, self._index, block_size)
+        """For whoever draws the pool."""
         self._windowed = any(group.sliding_window is not None for group in groups)
 
     # What there is

@@ -14,7 +14,7 @@ Every operation is O(blocks named in the call); nothing scans the pool but `chec
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .errors import DoubleFree, LawBroken, StaleMatch, StepOrderError
 from .ids import BlockId
@@ -54,6 +54,11 @@ class BlockPool:
     def num_cached(self) -> int:
         """Cached blocks, the pinned ones among them included."""
         return len(self._cached) + len(self._pinned_idle)
+
+    def idle_blocks(self) -> Iterator[BlockId]:
+        """The cached blocks, the pinned ones among them last."""
+        yield from self._cached
+        yield from self._pinned_idle
 
     @property
     def num_available(self) -> int:

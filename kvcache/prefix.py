@@ -5,10 +5,24 @@ contents with one hash are never taken for each other. A content is indexed once
 stays unindexed, and goes back to the free ones when its owner is done with it.
 """
 
+from array import array
 from collections.abc import Sequence
 
+import attrs
+
 from .errors import LawBroken
+from .hashing import TOKEN_BYTES
 from .ids import BlockId
+
+
+@attrs.frozen(kw_only=True)
+class Content:
+    """What an indexed block is found by."""
+
+    group: int
+    content_hash: bytes
+    parent_hash: bytes
+    token_ids: tuple[int, ...]
 
 
 class PrefixIndex:
@@ -65,6 +79,19 @@ class PrefixIndex:
         if block is None or self._preimages[block] != preimage:
             return None
         return block
+
+    def content(self, block: BlockId, block_size: int) -> Content | None:
+        """Of one block, which holds `block_size` tokens; None when it is not indexed."""
+        content_hash, preimage = self.hashes[block], self._preimages[block]
+        if content_hash is None or preimage is None:
+            return None
+        width = block_size * TOKEN_BYTES
+        return Content(
+            group=self._groups[block],
+            content_hash=content_hash,
+            parent_hash=preimage[:-width],
+            token_ids=tuple(array("I", preimage[-width:])),
+        )
 
     def check(self) -> None:
         """Assert that the index and the blocks name each other (K5). O(num_blocks)."""
