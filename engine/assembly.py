@@ -17,6 +17,7 @@ from .device import Device
 from .engine import Engine, EngineFacts
 from .grammar import Compiler, GrammarClient
 from .inbox import Inbox
+from .inside import Inside
 from .loop import SchedulerLoop
 from .messages import (
     DetokenizerMessage,
@@ -100,6 +101,7 @@ class Assembly:
                 pause=self._loop.pause,
                 reset_cache=parts.cache.reset,
             ),
+            inside=Inside(parts.scheduler, parts.cache, self.registry, self.read_stats),
             read_stuck=lambda: self._loop.stuck,
             observer=observer,
         )

@@ -25,6 +25,7 @@ from .core.pooling import Pooling
 from .core.request import Request
 from .grammar import GrammarClient
 from .inbox import Inbox
+from .inside import Inside
 from .mailbox import End
 from .messages import Abort, DetokenizerMessage, Opened, SchedulerMessage, Submit
 from .observer import AbortReason, NoObserver, Observer, Phase
@@ -69,12 +70,14 @@ class Engine:
         detokenizer_inbox: Inbox[DetokenizerMessage],
         read_stats: Callable[[], EngineStats],
         controls: Controls,
+        inside: Inside,
         read_stuck: Callable[[], str | None] = lambda: None,
         observer: Observer | None = None,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.tokenizer = tokenizer
         self.controls = controls
+        self.inside = inside
         self.grammars = grammars
         self._facts = facts
         self._registry = registry

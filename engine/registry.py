@@ -7,7 +7,7 @@ it. These bounds are also the reason for the bounds of the actors' inboxes.
 import enum
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 import trio
@@ -132,6 +132,11 @@ class Registry:
     def get(self, request_id: RequestId) -> OpenRequest | None:
         """The request of that inner id, if its terminal event is still to come."""
         return self._by_id.get(request_id)
+
+    @property
+    def open_requests(self) -> Iterable[OpenRequest]:
+        """Those whose terminal event is still to come, the oldest first."""
+        return self._by_id.values()
 
     def named(self, name: str) -> OpenRequest | None:
         """The request that a client calls so, if its scope is open."""

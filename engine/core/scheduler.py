@@ -80,6 +80,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def groups(self) -> dict[RequestId, Group]:
+        """The open requests. Read-only to others."""
+        return self._groups
+
+    @property
     def num_in_flight(self) -> int:
         """Steps that have been planned and not committed."""
         return len(self._in_flight)
