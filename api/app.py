@@ -19,6 +19,7 @@ from .dialect import dialect_of
 from .errors import MethodNotAllowed, NotFound, as_http
 from .gate import CALLER
 from .keys import Caller
+from .live.route import BlockRoutes
 from .openapi import document
 from .rendering import chat_prompt, request_prompt, text_of
 from .responses.views import ResponseRoutes
@@ -62,6 +63,7 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         ("/v1/requests/<request_id>/cancel", "POST", routes.cancel),
         *ResponseRoutes(service).routes(),
         *ControlRoutes(service).routes(),
+        *BlockRoutes(service).routes(),
     ]
 
 

@@ -186,6 +186,12 @@ class ServerConfig:
     ssl_ciphers: str | None = None
     """OpenSSL's list of ciphers for TLS 1.2."""
 
+    @property
+    def shows_prompts(self) -> bool:
+        """Whether those whom the control routes let in may read others' prompts: an admin may, and on a server without
+        keys everybody is one. Keys that are all alike give nobody that right."""
+        return bool(self.admin_api_key) or not self.api_key
+
     def __attrs_post_init__(self) -> None:
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigurationError("--allow-credentials takes --allowed-origins by name, not *.")

@@ -36,16 +36,24 @@ MAX_HEADERS = 256
 
 
 class Gate:
-    """An ASGI application: `routes` maps a path to what answers its POSTs, `rest` answers all else."""
+    """An ASGI application: `routes` maps a path to what answers its POSTs, `streams` to what answers its GETs, `rest`
+    answers all else."""
 
     def __init__(
-        self, config: ServerConfig, *, routes: Mapping[str, Route], rest: Asgi, refusal: Refusal = lambda: None
+        self,
+        config: ServerConfig,
+        *,
+        routes: Mapping[str, Route],
+        streams: Mapping[str, Route],
+        rest: Asgi,
+        refusal: Refusal = lambda: None,
     ) -> None:
         """`refusal` says why no route of `routes` would take a request now: it is told before its body is read."""
         self._config = config
         self._refusal = refusal
         self._keys = KeyRing(config.api_key, config.admin_api_key)
         self._routes = routes
+        self._streams = streams
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,10 +95,12 @@ class Gate:
             raise InvalidRequest("A request has a Content-Length or a Transfer-Encoding, not both.")
         if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             check_media_type(scope["headers"], self._config.allowed_origins)
-        route = self._routes.get(scope["path"])
-        if route is not None and scope["method"] != "POST":
-            raise MethodNotAllowed(f"{scope['path']} answers POST, not {scope['method'][:32]}.", allow="POST")
-        if route is not None and (refusal := self._refusal()) is not None:
+        stream = self._streams.get(scope["path"])
+        route = self._routes.get(scope["path"], stream)
+        method = "POST" if stream is None else "GET"
+        if route is not None and scope["method"] != method:
+            raise MethodNotAllowed(f"{scope['path']} answers {method}, not {scope['method'][:32]}.", allow=method)
+        if route is not None and stream is None and (refusal := self._refusal()) is not None:
             raise refusal.with_traceback(None)  # Perhaps one object, raised often: it must not collect frames.
         return route
 

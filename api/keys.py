@@ -17,7 +17,7 @@ from .errors import Forbidden
 OPEN_PATH = b"/health"
 """Compared with the request's target as it came, byte for byte."""
 
-CONTROL_PREFIXES = ("/v1/requests", "/admin")
+CONTROL_PREFIXES = ("/v1/requests", "/v1/live", "/admin")
 """What looks at, or changes, other clients' requests or the server. The one list of them."""
 
 CLIENT_PATHS = re.compile(r"/v1/requests/[^/]+/cancel")

@@ -11,6 +11,7 @@ import msgspec
 
 from .embeddings import EmbeddingRequest
 from .errors import ErrorBody
+from .live.wire import LiveBlockList, LiveEvent
 from .responses.requests import ResponsesRequest
 from .settings import SettingsChange
 from .wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -27,6 +28,8 @@ class Operation:
     errors: tuple[int, ...] = ()
     """Statuses beside those that every route may answer."""
     answers: str = "application/json"
+    gives: type | None = None
+    """What the answer, or each event of it, holds."""
     is_open: bool = False
     query: tuple[str, ...] = ()
     """Names of optional parameters."""
@@ -100,6 +103,23 @@ OPERATIONS = (
     Operation(
         method="get", path="/v1/requests/{request_id}", summary="What became of a request, and when.", errors=(404,)
     ),
+    Operation(
+        method="get",
+        path="/v1/live",
+        summary="The engine as it is now and what changes, as server-sent events; after `events` of them it ends.",
+        query=("events",),
+        answers="text/event-stream",
+        gives=LiveEvent,
+        errors=(503,),
+    ),
+    Operation(
+        method="get",
+        path="/v1/live/blocks/{first}",
+        summary="What is in `count` blocks of the KV cache.",
+        query=("count",),
+        gives=LiveBlockList,
+        errors=(404,),
+    ),
     Operation(method="get", path="/admin/settings", summary="The settings that can change while the server runs."),
     Operation(
         method="patch",
@@ -134,7 +154,8 @@ EVERYWHERE = (400, 401, 403, 408, 413, 431)
 @cache
 def document(version: str, root_path: str = "") -> bytes:
     """The document, OpenAPI 3.1. `root_path`: where a proxy puts the server."""
-    types = [operation.body for operation in OPERATIONS if operation.body is not None]
+    given = [type_ for operation in OPERATIONS for type_ in (operation.body, operation.gives)]
+    types = [type_ for type_ in given if type_ is not None]
     _, schemas = msgspec.json.schema_components([*types, ErrorBody], ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -155,6 +176,9 @@ def document(version: str, root_path: str = "") -> bytes:
 def _described(operation: Operation) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
     answers: dict[str, Any] = {operation.answers: {}}
+    if operation.gives is not None:
+        schema = {"$ref": f"#/components/schemas/{operation.gives.__name__}"}
+        answers[operation.answers] = {"schema": schema}
     if operation.errors == GENERATES:
         answers["text/event-stream"] = {}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": answers}}

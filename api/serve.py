@@ -6,6 +6,7 @@
     ├── throughput               the periodic line
     ├── lag                      how late the event loop is
     ├── background responses     each a request without a connection, and what lets old ones go
+    ├── live view                asleep while nobody watches
     └── (body) open_engine       waits until it is told to stop, or the engine dies
 
 Starting: the port is bound, the model loaded, and only then the port listens. Stopping: /health turns 503 and no
@@ -30,6 +31,9 @@ from .config import ServerConfig
 from .errors import ShuttingDown, leaf_error
 from .lag import watch_lag
 from .lifecycle import Lifecycle
+from .live.hub import Hub
+from .live.sampler import Sampler
+from .live.tap import Tap
 from .log import describe, log_throughput
 from .metrics import Metrics
 from .server import Server
@@ -60,6 +64,8 @@ class Run:
     responses: "Responses | None" = None
     """Known once it has started."""
     stop: trio.Event = attrs.field(factory=trio.Event)
+    hub: Hub | None = None
+    """Who watches the live view; None until there is something to see."""
     started: bool = False
     status: int = 0
 
@@ -91,9 +97,11 @@ async def serve(
             shown, traced = ExitStack(), ExitStack()
             try:
                 progress = shown.enter_context(loading())
-                observer = traced.enter_context(tracing(config.trace, metrics))
-                async with open_engine(engine_config, observer=observer, progress=progress) as engine:
+                tap = Tap(traced.enter_context(tracing(config.trace, metrics)))
+                async with open_engine(engine_config, observer=tap, progress=progress) as engine:
                     shown.close()
+                    sampler = Sampler(engine, tap, shows_text=config.shows_prompts, clock=trio.current_time)
+                    run.hub = Hub(sampler)
                     await _start(run, engine, metrics, nursery, version)
                     if announce:
                         _announce(run)
@@ -123,7 +131,10 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     from .gate import Gate
     from .generate import GenerateRoute
     from .generating import GENERATING
+    from .live.route import PATH, LiveRoute
 
+    if run.hub is None:
+        raise AssertionError("there is nothing to see yet")
     service = Service(
         engine=engine,
         config=run.config,
@@ -137,6 +148,7 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     gate = Gate(
         run.config,
         routes={path: GenerateRoute(service, route.make_job, route.dialect) for path, route in GENERATING.items()},
+        streams={PATH: LiveRoute(run.hub, ping_interval=run.config.ping_interval)},
         rest=build_app(service),  # type: ignore[arg-type]
         refusal=service.refusal,
     )
@@ -145,6 +157,7 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     nursery.start_soon(log_throughput, engine.stats)
     nursery.start_soon(watch_lag, metrics.lagged)
     nursery.start_soon(service.responses.forget_old)
+    nursery.start_soon(run.hub.run)
     run.started = True
     gc.freeze()  # Modules and tables stay anyway; a full collection that looks at them stops every stream for 0.1 s.
     log.info("serving %s on %s", ", ".join(service.model_names), url)
@@ -186,6 +199,8 @@ async def _drain(run: Run) -> None:
 async def _say_goodbye(run: Run, error: TrioletError) -> None:
     """Every open request hears `error`; then the connections close, within a bound."""
     num_open = run.lifecycle.interrupt_all(error)
+    if run.hub is not None:
+        run.hub.close()
     if num_open:
         log.warning("%d requests were cut short: %s", num_open, error.message)
     await run.server.stop(LAST_WORDS_S)

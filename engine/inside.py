@@ -21,6 +21,8 @@ from .core.scheduler import Scheduler
 from .registry import OpenRequest, Registry, Stage
 from .stats import EngineStats
 
+__all__ = ["BlockTold", "Inside", "Look", "Outline", "Prefixes", "RequestSeen"]
+
 REQUESTS_MAX = 256
 """Most requests that a look tells about: those that hold blocks, then the longest waiting."""
 

@@ -27,6 +27,7 @@ CASES = [
     for operation in OPERATIONS
     for mode in GenerationMode
     if operation.body is not None or mode is GenerationMode.POSITIVE  # without a body nothing can be broken
+    if operation.answers != "text/event-stream"  # it has no end
 ]
 
 KEY = "fuzz-key"

@@ -17,6 +17,7 @@ from triolet.api.errors import as_http, scrub
 from triolet.api.generating import GENERATING
 from triolet.api.keys import CONTROL_PREFIXES, KeyRing, is_control
 from triolet.api.lifecycle import Lifecycle
+from triolet.api.live.route import PATH as LIVE
 from triolet.api.metrics import Metrics
 from triolet.api.openapi import OPERATIONS
 from triolet.api.service import Service
@@ -40,7 +41,7 @@ def server_routes() -> set[tuple[str, str]]:
         for rule in rules
         for method in (rule.methods or set()) - {"OPTIONS", "HEAD"}
     }
-    return found | {("POST", path) for path in GENERATING}
+    return found | {("POST", path) for path in GENERATING} | {("GET", LIVE)}
 
 
 ROUTES = sorted(server_routes())
@@ -79,7 +80,9 @@ async def test_only_the_exact_target_is_open(target: str) -> None:
                 assert (await read_to_end(stream)).split(b" ")[1] == status
 
 
-@pytest.mark.parametrize("path", ["/v1/requests", "/v1/requests/x", "//v1//requests/x", "/admin/x", "/v1/%72equests/x"])
+@pytest.mark.parametrize(
+    "path", ["/v1/requests", "/v1/requests/x", "//v1//requests/x", "/admin/x", "/v1/%72equests/x", "/v1/live/blocks/x"]
+)
 async def test_control_routes_take_an_admin_key(path: str) -> None:
     """With an admin key set, an API key is answered with 403 there, also where no such route exists."""
     there = 200 if path == "/v1/requests" else 404
