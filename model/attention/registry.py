@@ -12,11 +12,17 @@ def _torch() -> type[AttentionBackend]:
     return TorchAttention
 
 
-_BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {"torch": _torch}
+def _triton() -> type[AttentionBackend]:
+    from .triton.backend import TritonAttention
+
+    return TritonAttention
+
+
+_BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {"torch": _torch, "triton": _triton}
 """Name → import of the class."""
 _WHOLE_STEP = ("native",)
 """Names that run whole steps, not the attention of a torch model; see model/native/choose.py."""
-_PREFERRED: dict[str, tuple[str, ...]] = {}
+_PREFERRED: dict[str, tuple[str, ...]] = {"cuda": ("triton",)}
 """Device type → names to try, best first; `torch` is behind them all and runs anywhere."""
 
 
