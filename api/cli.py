@@ -123,7 +123,7 @@ def simulate(
     """A load on a machine that need not be there: the real scheduler and allocator, and a formula for the device.
 
     A step takes its roofline (of a --gpu, or of --bandwidth and --tflops) divided by --efficiency, and --step-ms and
-    --token-us on top.
+    --token-us on top; or what was measured (--costs).
 
     Parameters
     ----------
@@ -132,12 +132,15 @@ def simulate(
     """
     from ..engine.shape import read_shape
     from .planning import make_estimate
-    from .simulating import print_report, simulate_load
+    from .simulating import print_report, report_of, simulate_load
+    from .simulation_plot import plot_outcome
 
-    _, spec = read_shape(model)
+    name, spec = read_shape(model)
     found, _, _ = make_estimate(spec, machine, model_dtype=spec.torch_dtype)
-    report = simulate_load(found, load, model_len=spec.max_position_embeddings)
-    print_report(report, as_json=machine.json)
+    outcome = simulate_load(found, load, model_len=spec.max_position_embeddings)
+    if load.plot is not None:
+        plot_outcome(outcome, load.plot, f"{name} on {found.hardware.name}, simulated")
+    print_report(report_of(outcome), as_json=machine.json)
     return 0
 
 

@@ -11,9 +11,12 @@ from ..engine.config import EngineConfig
 from ..engine.core.errors import ConfigurationError
 from ..engine.cost import StepCost, StepShape
 from ..engine.estimate import Estimate
+from ..engine.measured import MeasuredCost
 from ..engine.simulation import Arrival, Load, Outcome, draw_trace, make_simulation
+from .plotting import check_plot
 
 PERCENTILES = (50, 90, 99)
+_TOKEN_LIMITS = ("long_prefill_token_threshold", "prefill_tokens_beside_decodes")
 
 
 @attrs.frozen(kw_only=True)
@@ -47,12 +50,18 @@ class SimulateOptions:
     """Most tokens in a step."""
     long_prefill_token_threshold: int = 0
     """Most prompt tokens of one sequence in a step; 0 sets no limit below the step's."""
+    prefill_tokens_beside_decodes: int = 0
+    """Most prompt tokens in a step in which others decode; 0 sets no limit."""
+    costs: Annotated[Path | None, Parameter(show_default=False)] = None
+    """A file with what steps take, measured by `python -m bench.agreement --costs FILE`; in place of the roofline."""
     efficiency: float = 0.6
     """The share of the roofline that steps reach."""
     step_ms: float = 1.0
     """Milliseconds of a step whatever is in it, measured; added to the roofline."""
     token_us: float = 0.0
     """Microseconds for each token of a step, measured; added to the roofline."""
+    plot: Annotated[Path | None, Parameter(show_default=False)] = None
+    """A file (.png, .svg, .pdf) for plots of throughput, queues, memory and times; needs matplotlib."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -61,7 +70,7 @@ class SimulateOptions:
         for name in (*positive, "max_num_seqs"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0.")
-        for name in ("prefix_tokens", "cancel_share", "step_ms", "token_us", "long_prefill_token_threshold"):
+        for name in ("prefix_tokens", "cancel_share", "step_ms", "token_us", *_TOKEN_LIMITS):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 0.")
         if self.step_ms + self.token_us <= 0:
@@ -92,13 +101,16 @@ def trace_of(options: SimulateOptions) -> list[Arrival]:
             continue
         try:
             found.append(msgspec.json.decode(line, type=Arrival))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError) as error:
             raise ConfigurationError(f"--arrivals {options.arrivals}, line {number}: {error}.") from error
     return found
 
 
 def step_cost(found: Estimate, options: SimulateOptions) -> StepCost:
-    """The roofline at the efficiency that is reached, and what was measured on top."""
+    """The measured cost; else the roofline at the efficiency that is reached, and what was measured on top. Raises
+    ConfigurationError."""
+    if options.costs is not None:
+        return read_costs(options.costs)
 
     def cost(shape: StepShape) -> float:
         bound = found.step_seconds(num_tokens=shape.num_tokens, num_context=shape.num_context) or 0.0
@@ -107,17 +119,29 @@ def step_cost(found: Estimate, options: SimulateOptions) -> StepCost:
     return cost
 
 
-def simulate_load(found: Estimate, options: SimulateOptions, *, model_len: int) -> dict[str, Any]:
-    """The report of one run."""
+def read_costs(path: Path) -> MeasuredCost:
+    """Raises ConfigurationError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MeasuredCost)
+    except OSError as error:
+        raise ConfigurationError(f"--costs {path} cannot be read: {error.strerror}.") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigurationError(f"--costs {path} is not what bench.agreement writes: {error}.") from error
+
+
+def simulate_load(found: Estimate, options: SimulateOptions, *, model_len: int) -> Outcome:
+    """One run. Raises ConfigurationError."""
+    check_plot(options.plot)
     simulation = make_simulation(
         found,
         step_cost(found, options),
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         long_prefill_token_threshold=options.long_prefill_token_threshold,
+        prefill_tokens_beside_decodes=options.prefill_tokens_beside_decodes,
         max_model_len=found.largest_model_len(model_len),
     )
-    return report_of(simulation.run(trace_of(options), options.seed))
+    return simulation.run(trace_of(options), options.seed)
 
 
 def report_of(outcome: Outcome) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Pure and without waiting: time is a number that steps add to, so an hour of load
 seed give the same answer. It leaves out what is not the scheduler's: tokenizing, the network, clients that read slowly.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from itertools import count
@@ -36,6 +37,12 @@ class Arrival:
     prefix_tokens: int = 0
     """… as many as this."""
     cancel_after: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 <= self.at < math.inf or self.prompt_tokens < 1 or self.output_tokens < 1:
+            raise ValueError("an arrival needs a time of at least 0, and at least one prompt and one output token")
+        if self.prefix_tokens < 0 or (self.cancel_after is not None and not self.cancel_after >= 0):
+            raise ValueError("prefix_tokens and cancel_after must be at least 0")
 
 
 @attrs.frozen(kw_only=True)
@@ -107,6 +114,20 @@ class _Life:
     reason: FinishReason | None = None
 
 
+@attrs.frozen
+class Moment:
+    """The engine when a step has landed."""
+
+    at: float
+    num_tokens: int
+    """Computed in the step."""
+    num_sampled: int
+    running: int
+    """As the step was planned, like the rest."""
+    waiting: int
+    kv_usage: float
+
+
 @attrs.frozen(kw_only=True)
 class Outcome:
     """What a simulation gave. Times in seconds, one entry for each request that they are known of."""
@@ -126,6 +147,8 @@ class Outcome:
     most_running: int
     most_waiting: int
     most_kv_usage: float
+    timeline: tuple[Moment, ...] = attrs.field(default=(), repr=False)
+    """Step by step."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -170,7 +193,7 @@ class Simulation:
         self._most_tokens = max_model_len or num_blocks * block_size // len(groups)
         self._lives: dict[RequestId, _Life] = {}
         self._now = 0.0
-        self._peaks = [0, 0, 0.0]
+        self._timeline: list[Moment] = []
 
     def run(self, trace: Sequence[Arrival], seed: int = 0) -> Outcome:
         """Play the trace to its end. Requests longer than the model takes are cut to its length."""
@@ -223,15 +246,11 @@ class Simulation:
         """Plan a step, let its time pass, take it in. False: there is nothing to run."""
         plan = self._scheduler.plan(self._now)
         if plan is not None:
-            running, waiting, usage = self._peaks
             scheduler = self._scheduler
-            self._peaks = [
-                max(running, scheduler.num_running),
-                max(waiting, scheduler.num_waiting),
-                max(usage, self._cache.usage),
-            ]
+            state = (scheduler.num_running, scheduler.num_waiting, self._cache.usage)
             result = self._device.execute(plan)
             self._now += result.seconds
+            self._timeline.append(Moment(self._now, plan.num_tokens, len(result.sequences), *state))
             self._scheduler.commit(result, self._now)
         events = self._scheduler.take_events()
         for request_id in events.requests:
@@ -265,7 +284,8 @@ class Simulation:
             wasted_tokens=stats.wasted_tokens,
             preemptions=stats.num_preemptions,
             steps=stats.num_steps,
-            most_running=int(self._peaks[0]),
-            most_waiting=int(self._peaks[1]),
-            most_kv_usage=self._peaks[2],
+            most_running=max((moment.running for moment in self._timeline), default=0),
+            most_waiting=max((moment.waiting for moment in self._timeline), default=0),
+            most_kv_usage=max((moment.kv_usage for moment in self._timeline), default=0.0),
+            timeline=tuple(self._timeline),
         )
