@@ -138,10 +138,9 @@ class Detokenizer:
             del self._readings[finished.request]
             self._registry.move(request, Stage.ENDED, now)
         if finished.reason is FinishReason.ERROR and not request.mailbox.finished:
-            # What could never run here was refused by the scheduler, who counts sequences and blocks.
             message = finished.message or UNSAID
-            refused = finished.never_admitted
-            request.mailbox.fail(InvalidRequest(message, param="n") if refused else RequestFailed(message))
+            refusal = InvalidRequest(message, param=finished.param)
+            request.mailbox.fail(refusal if finished.refused else RequestFailed(message))
         if finished.never_admitted and not request.mailbox.finished:
             request.mailbox.fail(self._registry.not_admitted(request, now))
         self._end(request, reading.answers[finished.choice], finished)

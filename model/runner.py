@@ -28,8 +28,6 @@ UNUSABLE = "the model's logits are not numbers"
 
 UNUSABLE_STATES = "the model's hidden states are not numbers"
 
-RULED_OUT = "the request's masks (allowed_token_ids, bad_words, logit_bias, min_tokens, grammar) leave no token"
-
 
 class ModelRunner:
     """Keeps the batch and carries out plans, in the order that `engine/core/plan.py` writes down."""
@@ -127,9 +125,10 @@ def result_of_draws(
         prompt_logprobs=tuple((name(row), said) for row, said in prompts),
         vectors=pooled.vectors,
         failed=(
-            *((name(row), RULED_OUT if row in draws.ruled_out else UNUSABLE) for row in draws.failed_rows.tolist()),
+            *((name(row), UNUSABLE) for row in draws.failed_rows.tolist() if row not in draws.ruled_out),
             *((sequence, UNUSABLE_STATES) for sequence in pooled.failed),
         ),
+        ruled_out=tuple(map(name, sorted(draws.ruled_out))),
         seconds=seconds,
         sample_seconds=sample_seconds,
     )

@@ -149,6 +149,8 @@ class Answers:
         end_logprobs: TokenLogprobs | None = None,
         vector: bytes | None = None,
         message: str | None = None,
+        refused: bool = False,
+        param: str | None = None,
         never_admitted: bool = False,
     ) -> None:
         """The one way out for good: blocks back, then its end is said."""
@@ -173,6 +175,8 @@ class Answers:
             num_output_tokens=sequence.num_output_tokens,
             vector=vector,
             message=message,
+            refused=refused,
+            param=param,
             never_admitted=never_admitted,
         )
         self._outbox.finished.append(finished)

@@ -71,6 +71,10 @@ class Finished:
     """What a request with a pooling asked for: float32, little-endian."""
     message: str | None = None
     """With ERROR: what went wrong, fit for the client."""
+    refused: bool = False
+    """With ERROR: the request asks for what cannot be, and nothing here has broken."""
+    param: str | None = None
+    """With `refused`: the field that is to blame."""
     never_admitted: bool = False
     """Nothing was computed for it. With TIMEOUT: it was not admitted by `Request.admit_by`. With ERROR: it could never
     run here, and was refused at once."""

@@ -204,6 +204,15 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} cannot be combined with use_beam_search.", param=name)
 
     @property
+    def masking_param(self) -> str | None:
+        """The field to name where the masks together leave no token."""
+        if self.allowed_token_ids is not None:
+            return "allowed_token_ids"
+        if self.bad_words or self.bad_word_token_ids:
+            return "bad_words"
+        return None if self.grammar is None else self.grammar.param
+
+    @property
     def greedy(self) -> bool:
         return self.temperature == 0
 

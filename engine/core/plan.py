@@ -113,6 +113,8 @@ class StepResult:
     """For each sequence with `pooling` whose last token was computed: float32, little-endian."""
     failed: tuple[tuple[SequenceId, str], ...] = ()
     """Sequences whose logits could not be used (not a number), with the reason; they sampled nothing."""
+    ruled_out: tuple[SequenceId, ...] = ()
+    """Sequences whose logits could be used until their own masks left no token; they sampled nothing."""
     seconds: float = 0.0
     """What the device spent on the step."""
     sample_seconds: float = 0.0

@@ -11,6 +11,7 @@ dropped then, and what later steps in flight computed for it is no one's (`Seque
 
 import math
 from collections import deque
+from typing import Any
 
 import attrs
 
@@ -27,6 +28,10 @@ from .policy import FcfsPolicy, Policy
 from .request import Group, Request, Sequence, new_group
 from .running import RunningSet
 from .stats import SchedulerStats
+
+RULED_OUT = (
+    "What the request rules out (allowed_token_ids, bad_words, logit_bias, min_tokens, a grammar) leaves no token."
+)
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 
@@ -119,7 +124,8 @@ class Scheduler:
         self._groups[request.id] = group
         self._waiting.push(group.sequences[0])
         if (message := self._why_never(group)) is not None:
-            self.abort(request.id, FinishReason.ERROR, message=message, never_admitted=True)
+            why: dict[str, Any] = {"refused": True, "param": "n", "never_admitted": True}
+            self.abort(request.id, FinishReason.ERROR, message=message, **why)
         else:
             self._deadlines.add(group)
 
@@ -130,6 +136,8 @@ class Scheduler:
         *,
         choice: int | None = None,
         message: str | None = None,
+        refused: bool = False,
+        param: str | None = None,
         never_admitted: bool = False,
     ) -> None:
         """End a request now, or one answer of it: no later plan names it, its blocks are back (those that a step in
@@ -139,7 +147,9 @@ class Scheduler:
             return
         for sequence in tuple(group.sequences):
             if choice is None or sequence.choice == choice or group.beams is not None:
-                self._answers.end(sequence, reason, message=message, never_admitted=never_admitted)
+                self._answers.end(
+                    sequence, reason, message=message, refused=refused, param=param, never_admitted=never_admitted
+                )
 
     def expire(self, now: float) -> None:
         """End whose time is over. `plan` does it too; alone, it is for a time in which nothing can be planned."""
@@ -203,6 +213,10 @@ class Scheduler:
                 self._answers.accept(found, token, logprobs)
         self.stats.wasted_tokens += num_wasted
         self.stats.generation_tokens += len(result.sequences) - num_wasted
+        for sequence_id in result.ruled_out:
+            if (masked := by_id.get(sequence_id)) is not None:
+                param = masked.request.params.masking_param
+                self.abort(masked.request.id, FinishReason.ERROR, message=RULED_OUT, refused=True, param=param)
         for sequence_id, message in result.failed:
             if (failed := by_id.get(sequence_id)) is not None:
                 self.abort(failed.request.id, FinishReason.ERROR, message=message)

@@ -1,5 +1,6 @@
 """The fields of chats and completions against the built-in model: by value, and as other programs need them."""
 
+import json
 import math
 from typing import Any
 
@@ -43,6 +44,7 @@ async def test_the_surface_by_value() -> None:
         await _beams_and_named_tokens_have_logprobs(served)
         await _texts_become_vectors(served)
         await _biases_and_masks_rule(served)
+        await _masks_that_leave_nothing_are_refused(served)
         await _conversations_can_be_continued(served)
         await _an_answer_has_its_form(served)
         await served.wait_idle()
@@ -141,6 +143,18 @@ async def _biases_and_masks_rule(served: Served) -> None:
     body = {"prompt": "The capital of France is", "max_tokens": 6, "temperature": 0}
     assert "Paris" in (await ask(served, "/v1/completions", **body))["choices"][0]["text"]
     assert "Paris" not in (await ask(served, "/v1/completions", **body, bad_words=["Paris"]))["choices"][0]["text"]
+
+
+async def _masks_that_leave_nothing_are_refused(served: Served) -> None:
+    """The request's own fault: 400, or an error event of that type in a stream; the server goes on."""
+    body = {"prompt": "x", "max_tokens": 5, "allowed_token_ids": [100], "response_format": {"type": "json_object"}}
+    response = await served.client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "allowed_token_ids")
+    response = await served.client.post("/v1/completions", json={**body, "stream": True})
+    assert f"data: {json.dumps({'error': error}, separators=(',', ':'))}\n\ndata: [DONE]" in response.text
+    assert served.engine.health is None
 
 
 async def _conversations_can_be_continued(served: Served) -> None:

@@ -13,6 +13,7 @@ from triolet.engine.core.ids import TokenId
 from triolet.engine.core.logprobs import TokenLogprobs
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import JoinedSequence, StepPlan, StepResult
+from triolet.engine.core.pooling import Pooling
 from triolet.engine.core.repetition import RepetitionDetection
 from triolet.engine.device_wire import (
     Failure,
@@ -79,6 +80,7 @@ def test_a_plan_and_a_result_arrive_as_they_were() -> None:
         sampling=SamplingParams(n=2, temperature=0.3, stop="end", stop_token_ids=[5], seed=-(2**63), **ASKED),
         seed=2**63 - 1,
         prompt_logprobs_from=1,
+        pooling=Pooling(kind="mean", dimensions=3),
     )
     plan = StepPlan(step=9, num_tokens=3, num_sequences=1, joined=(joined,), left=(4,), copy_sources=(1,))  # type: ignore[arg-type]
     result = StepResult(
@@ -87,6 +89,8 @@ def test_a_plan_and_a_result_arrive_as_they_were() -> None:
         token_ids=(2,),  # type: ignore[arg-type]
         candidates=((1, (2, 3), (-0.5, float("-inf"))),),  # type: ignore[arg-type]
         failed=((1, "why"),),  # type: ignore[arg-type]
+        ruled_out=(4,),  # type: ignore[arg-type]
+        vectors=((1, b"\x00\xff"),),  # type: ignore[arg-type]
         logprobs=(LOGPROBS,),
         prompt_logprobs=((1, (1, (LOGPROBS, LOGPROBS))),),  # type: ignore[arg-type]
         seconds=0.25,

@@ -8,8 +8,10 @@ import trio
 import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
-from triolet.engine.core.errors import EngineDead, ModelLoadError, RequestFailed
+from triolet.engine.core.errors import EngineDead, InvalidRequest, ModelLoadError, RequestFailed
 from triolet.engine.core.events import FinishReason
+from triolet.engine.core.grammar import GrammarSpec
+from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import StepPlan, StepResult
 from triolet.engine.device import DeviceLost
 from triolet.engine.engine import Engine
@@ -26,6 +28,17 @@ async def read(engine: Engine, prompt: str, **options: Any) -> tuple[str, Finish
             text += output.text
             reason = output.finish_reason
     return text, reason
+
+
+class AnyGrammar:
+    """A compiler that has everything already."""
+
+    def has(self, spec: GrammarSpec) -> bool:
+        return True
+
+    def prepare(self) -> None: ...
+
+    def compile(self, spec: GrammarSpec) -> None: ...
 
 
 class Readers:
@@ -108,6 +121,46 @@ async def test_unusable_logits_end_one_sequence(autojump_clock: trio.testing.Moc
         readers = Readers(engine, nursery)
         await readers.start("first\n", "second\n")
     assert readers.ends == {"first": "the model's logits are not numbers", "second": "second (stop)"}
+    assert simulation.all_blocks_are_back
+
+
+@pytest.mark.parametrize(
+    ("masks", "param"),
+    [
+        ({"allowed_token_ids": [7], "grammar": GrammarSpec.json_object()}, "allowed_token_ids"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"grammar": GrammarSpec.json_object()}, "response_format"),
+        ({}, None),
+    ],
+)
+async def test_masks_that_leave_no_token_are_the_requests_own_fault(
+    masks: dict[str, Any], param: str | None, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is refused, with the field's name; nobody else notices."""
+
+    class Strict(EchoMemory):
+        def execute(self, plan: StepPlan) -> StepResult:
+            result = super().execute(plan)
+            if plan.step != 3:
+                return result
+            return StepResult(
+                step=3, sequences=result.sequences[1:], token_ids=result.token_ids[1:], ruled_out=result.sequences[:1]
+            )
+
+    simulation = simulate(runner=Strict, grammars=AnyGrammar())
+    async with run_engine(simulation.parts, check=True) as engine, trio.open_nursery() as nursery:
+        readers = Readers(engine, nursery)
+
+        async def refused() -> None:
+            with pytest.raises(InvalidRequest, match=r"What the request rules out .* leaves no token") as caught:
+                async with engine.generate("first\n", SamplingParams(**masks)) as stream:
+                    assert "".join([output.text async for output in stream]) == "fi"
+            assert caught.value.param == param
+
+        nursery.start_soon(refused)
+        await trio.testing.wait_all_tasks_blocked()
+        await readers.start("second\n")
+    assert readers.ends == {"second": "second (stop)"}
     assert simulation.all_blocks_are_back
 
 

@@ -11,11 +11,11 @@ from triolet.engine.core.ids import RequestId, TokenId
 from triolet.engine.core.logprobs import TokenLogprobs
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.request import Request
-from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
+from triolet.engine.core.scheduler import RULED_OUT, Scheduler, SchedulerConfig
 from triolet.kvcache.manager import KVCacheManager
 from triolet.model.kv import KVTensors
 from triolet.model.llama import LlamaModel
-from triolet.model.runner import RULED_OUT, ModelRunner
+from triolet.model.runner import ModelRunner
 
 PROMPT = [5, 17, 99, 3, 42, 7, 7, 63, 21, 100, 2, 64, 64, 9, 11, 3]
 Reports = dict[str, tuple[list[list[int]], list[list[TokenLogprobs]], list[TokenLogprobs]]]
