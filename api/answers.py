@@ -12,11 +12,13 @@ import trio
 
 from ..engine.core.events import FinishReason
 from ..engine.core.logprobs import TokenLogprobs
+from ..engine.parsing import Content, Delta, Parsed, collect
 from ..engine.tokenizer import IncrementalDecoder
 from .errors import HttpError
 
 if TYPE_CHECKING:
     from ..engine.stream import Output, RequestStream
+    from .parsing import Parsing, Reading
 
 
 DONE = b"data: [DONE]\n\n"
@@ -28,6 +30,12 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """What the answers' tokens were."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of a request, over all its prompts."""
 
@@ -35,6 +43,8 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | msgspec.UnsetType = msgspec.UNSET
+    """Of a model that reasons."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +74,11 @@ class Answer:
     index: int = 0
     prompt_only: bool = False
     """Nothing was to be generated: what the engine had to is dropped."""
+    parsing: "Parsing | None" = None
+    """How its text is read; None: all of it is content."""
+    reading: "Reading | None" = None
+    deltas: list[Delta] = attrs.field(factory=list)
+    """What its last output came to; with `keep`, what all of them did."""
     told: bool = False
     """Its first event has been sent."""
     last: "Output | None" = None
@@ -85,15 +100,40 @@ class Answer:
             self.prompt_token_ids = stream.prompt_token_ids
             self.prompt_logprobs = stream.prompt_logprobs  # known no more once the scope is left
         self.last = output = _with_end(_without_answer(output) if self.prompt_only else output)
+        output = self._read(output, keep=keep)
         if keep:
             self.texts.append(output.text)
             self.token_ids += output.token_ids
             self.logprobs += output.logprobs
         return output
 
+    def _read(self, output: "Output", *, keep: bool) -> "Output":
+        if self.parsing is None:
+            deltas: list[Delta] = [Content(output.text)] if output.text else []
+        else:
+            if self.reading is None:
+                self.reading = self.parsing.start(self.prompt_token_ids)
+            output, deltas = self.reading.take(output)
+        if keep and self.parsing is not None:
+            self.deltas += deltas
+        else:
+            self.deltas = deltas
+        return output
+
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def parsed(self) -> Parsed:
+        """The whole of it, where it has been kept."""
+        return Parsed(content=self.text) if self.parsing is None else collect(self.deltas)
+
+    @property
+    def calls_tools(self) -> bool:
+        """It holds calls, and says so with its finish reason."""
+        says = self.parsing is not None and self.parsing.says_tool_calls
+        return says and self.reading is not None and self.reading.num_calls > 0
 
 
 def _without_answer(output: "Output") -> "Output":
@@ -127,11 +167,14 @@ def usage_of(answers: list[Answer], *, num_choices: int = 1) -> Usage:
     prompt = sum(first.num_prompt_tokens for first in firsts)
     completion = sum(answer.last.num_output_tokens for answer in answers if answer.last is not None)
     cached = sum(first.num_cached_tokens for first in firsts)
+    thinks = any(answer.parsing is not None and answer.parsing.thinking is not None for answer in answers)
+    reasoning = sum(answer.reading.num_reasoning_tokens for answer in answers if answer.reading is not None)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptDetails(cached),
+        completion_tokens_details=CompletionDetails(reasoning) if thinks else msgspec.UNSET,
     )
 
 
@@ -192,15 +235,16 @@ def _weight(answer: Answer) -> int:
 _NOT_OPENAI = (FinishReason.TIMEOUT, FinishReason.ABORT, FinishReason.REPETITION)
 
 
-def finish(output: "Output | None", *, strict: bool) -> dict[str, Any]:
-    """How a choice ended. `strict`: with OpenAI's finish reasons alone."""
+def finish(output: "Output | None", *, strict: bool, called: bool = False) -> dict[str, Any]:
+    """How a choice ended. `strict`: with OpenAI's finish reasons alone; `called`: it holds calls of tools."""
     if output is None or output.finish_reason is None:
         return {"finish_reason": None, "stop_reason": None}
     reason = output.finish_reason
     timed_out = {"timed_out": True} if reason is FinishReason.TIMEOUT else {}
     if strict and reason in _NOT_OPENAI:
         reason = FinishReason.LENGTH
-    return {"finish_reason": str(reason), "stop_reason": output.stop_reason, **timed_out}
+    said = "tool_calls" if called and reason is FinishReason.STOP else str(reason)
+    return {"finish_reason": said, "stop_reason": output.stop_reason, **timed_out}
 
 
 @attrs.frozen(kw_only=True)
@@ -234,6 +278,6 @@ CLOSED = b"}]}\n\n"
 OPEN_CHOICE = b',"logprobs":null,"finish_reason":null'
 
 
-def closing(output: "Output", *, strict: bool) -> bytes:
+def closing(output: "Output", *, strict: bool, called: bool = False) -> bytes:
     """The end of the event that ends a choice."""
-    return b',"logprobs":null,' + msgspec.json.encode(finish(output, strict=strict))[1:-1] + CLOSED
+    return b',"logprobs":null,' + msgspec.json.encode(finish(output, strict=strict, called=called))[1:-1] + CLOSED

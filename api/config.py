@@ -20,6 +20,8 @@ ADMIN_KEY_VARIABLE = "TRIOLET_ADMIN_API_KEY"
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+ToolParserName = Literal["hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic"]
+ReasoningParserName = Literal["deepseek_r1", "qwen3", "none"]
 ClientCerts = Literal["none", "optional", "required"]
 
 _METRIC_PREFIX = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)?")
@@ -171,6 +173,12 @@ class ServerConfig:
     """Let only requests with the same API key share cached prefixes: how fast a prompt is then tells others nothing."""
     trust_request_chat_template: bool = False
     """Take `chat_template` from requests. It is rendered in a process of its own, bounded in time, memory and size."""
+    tool_call_parser: ToolParserName | None = None
+    """How the model writes tool calls; without the flag that is told from its chat template (docs/tools.md)."""
+    reasoning_parser: ReasoningParserName | None = None
+    """How the model marks its reasoning, or none; without the flag that is told from its chat template."""
+    enable_auto_tool_choice: bool = True
+    """Taken for the sake of command lines that were written for vLLM: tools need no flag here."""
     ssl_certfile: str | None = None
     """A file with the server's certificate chain (PEM): the server then speaks TLS, and nothing else."""
     ssl_keyfile: str | None = None

@@ -172,7 +172,8 @@ class GenerateRoute:
 
 
 def _answers(job: Job) -> list[Answer]:
-    return [Answer(index=index, prompt_only=job.prompt_only) for index in range(job.num_choices)]
+    indexes = range(job.num_choices)
+    return [Answer(index=index, prompt_only=job.prompt_only, parsing=job.parsing) for index in indexes]
 
 
 async def _within(request: OpenRequest, follow: Callable[[], Awaitable[None]]) -> None:

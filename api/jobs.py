@@ -16,8 +16,10 @@ from .answers import Format, Shape
 from .body import decode
 from .chats import ChatFormat
 from .completions import CompletionFormat, Echo
+from .conversation import budget_of, conversation_of
 from .embeddings import AT_ONCE, EmbeddingFormat, EmbeddingRequest
-from .rendering import cut_of, request_prompt
+from .parsing import Parsing
+from .rendering import cut_of
 from .service import Service
 from .terms import Envelope, Terms, read_terms
 from .tokens import Spelling
@@ -41,6 +43,8 @@ class Job:
     terms: Terms
     prompt_only: bool = False
     """Nothing is to be generated."""
+    parsing: Parsing | None = None
+    """How the answers' texts are read; None: all of them is content."""
     background: "Callable[[], bytes] | None" = None
     """Its client is answered by this as soon as the engine has it, and need not stay."""
     hold: "Callable[[OpenRequest], AbstractContextManager[Any]]" = nullcontext
@@ -76,9 +80,8 @@ def chat_job_of(service: Service, request: ChatRequest, envelope: Envelope) -> J
     """A chat's job, wherever the chat comes from. Raises InvalidRequest or ModelNotFound."""
     model = service.check_model(request.model)
     request.refuse_unserved()
-    prompt = request_prompt(service, request)
-    params = request.to_sampling(service.engine.logprobs_limit)
-    _check_params(service, params, num_prompts=1)
+    prompt, params, parsing = conversation_of(service, request)
+    check_params(service, params, num_prompts=1)
     terms = read_terms(request, envelope, service.config)
     last = prompt.messages[-1]
     return Job(
@@ -96,6 +99,7 @@ def chat_job_of(service: Service, request: ChatRequest, envelope: Envelope) -> J
             opening_text=last["content"] if request.echo and last["role"] == "assistant" else "",
         ),
         terms=terms,
+        parsing=parsing,
     )
 
 
@@ -110,8 +114,8 @@ def completion_job(service: Service, body: bytes, envelope: Envelope) -> Job:
         add_special_tokens=request.add_special_tokens is not False,
         cut=cut_of(service, request, 16 if request.max_tokens is None else request.max_tokens),
     )
-    params = request.to_sampling(service.engine.logprobs_limit)
-    _check_params(service, params, num_prompts=len(prompts))
+    params = request.to_sampling(service.engine.logprobs_limit, **budget_of(service, request))
+    check_params(service, params, num_prompts=len(prompts))
     terms = read_terms(request, envelope, service.config)
     echo = None
     if request.echo:
@@ -187,7 +191,7 @@ def _spelling(service: Service, request: ChatRequest | CompletionRequest) -> Spe
     return Spelling(service.engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
 
 
-def _check_params(service: Service, params: SamplingParams, *, num_prompts: int) -> None:
+def check_params(service: Service, params: SamplingParams, *, num_prompts: int) -> None:
     """What is known before the engine hears of it: every number of things has a bound."""
     if num_prompts * params.n > MAX_CHOICES:
         raise InvalidRequest(

@@ -6,18 +6,27 @@ import attrs
 import trio
 
 from ..engine.core.errors import InvalidRequest
+from ..engine.parsing.describe import described
 from ..engine.prompt import ChatPrompt, Cut
 from .embeddings import EmbeddingRequest
 from .messages import Message, template_messages
+from .parsing import formats_for
 from .service import Service
+from .tools import ToolUse, tool_use
 from .wire import ChatRequest, CompletionRequest, TokenizeRequest
 
 LONG_TOKENS = 4096
 """From here on tokens are turned into text in a worker thread, so that no stream stalls."""
 
 
-def chat_prompt(service: Service, request: ChatRequest | TokenizeRequest, messages: list[Message]) -> ChatPrompt:
-    """The conversation of a request, its own template and variables with it where the server takes such.
+def chat_prompt(
+    service: Service,
+    request: ChatRequest | TokenizeRequest,
+    messages: list[Message],
+    *,
+    use: ToolUse | None = None,
+) -> ChatPrompt:
+    """The conversation of a request, its own template and variables with it where the server takes such, and its tools.
 
     Raises InvalidRequest.
     """
@@ -32,21 +41,43 @@ def chat_prompt(service: Service, request: ChatRequest | TokenizeRequest, messag
             "continue_final_message takes add_generation_prompt: false: the last message goes on, no new one begins.",
             param="continue_final_message",
         )
+    formats = formats_for(service, template=request.chat_template, for_tools=use is not None)
+    conversation = template_messages(messages)
+    tools = None if use is None else tuple(tool.as_template_reads() for tool in use.tools)
+    if not formats.knows_tools:
+        conversation, tools = described(conversation, tools or (), formats.tools), None
     return ChatPrompt(
-        messages=template_messages(messages),
+        messages=conversation,
+        tools=tools,
         add_generation_prompt=opens,
         continue_final_message=continues,
         add_special_tokens=bool(request.add_special_tokens),
         documents=None if request.documents is None else tuple(request.documents),
-        template_kwargs=request.chat_template_kwargs or {},
+        template_kwargs=_variables(request),
         chat_template=request.chat_template,
     )
+
+
+def _variables(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """Those of the template. An effort of none also says so in Qwen's way."""
+    given = request.chat_template_kwargs or {}
+    effort = request.reasoning_effort if isinstance(request, ChatRequest) else None
+    if effort is None:
+        return given
+    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {}), **given}
+
+
+def tools_of(request: ChatRequest | TokenizeRequest) -> ToolUse | None:
+    """Those that may be called. Raises InvalidRequest."""
+    if isinstance(request, ChatRequest):
+        return tool_use(request.tools, request.tool_choice, request.parallel_tool_calls)
+    return tool_use(request.tools, None, None)
 
 
 def request_prompt(service: Service, request: ChatRequest) -> ChatPrompt:
     """The prompt of a chat. Raises InvalidRequest."""
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    prompt = chat_prompt(service, request, request.messages)
+    prompt = chat_prompt(service, request, request.messages, use=tools_of(request))
     return attrs.evolve(prompt, cut=cut_of(service, request, max_tokens))
 
 

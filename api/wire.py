@@ -16,6 +16,7 @@ from ..engine.core.params import MAX_LOGPROB_TOKENS, LogprobsLimit, SamplingPara
 from ..engine.core.repetition import RepetitionDetection
 from .constraint import ResponseFormat, StructuredOutputs, grammar_of
 from .messages import Message
+from .tools import Tool, ToolChoice
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024
@@ -52,6 +53,7 @@ SAMPLING = (
 
 ChatTemplateText = Annotated[str, Meta(max_length=64 * 1024)]
 Documents = Annotated[list[dict[str, Any]], Meta(max_length=1024)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -111,6 +113,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
 
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """Most tokens of reasoning; -1: no limit."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -193,26 +197,31 @@ class ChatRequest(GenerateRequest, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[msgspec.Raw] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: Documents | None = None
     chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def to_sampling(self, limit: LogprobsLimit | None = None) -> SamplingParams:
-        called = {"logprobs": "top_logprobs"}
+    def to_sampling(self, limit: LogprobsLimit | None = None, **more: Any) -> SamplingParams:
+        """`more`: what follows from the model, beside the body: a constraint of tools, how it thinks."""
+        called = {"logprobs": "top_logprobs", "thinking": "thinking_token_budget"}
+        if "grammar" in more and more["grammar"] is not None and more["grammar"].param == "tools":
+            called["grammar"] = "tool_choice"
         max_tokens = self.max_tokens
         if self.max_completion_tokens is not None:
             max_tokens = self.max_completion_tokens
             called["max_tokens"] = "max_completion_tokens"
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self.sampling(max_tokens=max_tokens, logprobs=logprobs, called=called, limit=limit)
+        return self.sampling(max_tokens=max_tokens, logprobs=logprobs, called=called, limit=limit, **more)
 
     def refuse_unserved(self) -> None:
         super().refuse_unserved()
-        if self.tools:
-            raise InvalidRequest("tools is not supported by this server.", param="tools")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs is only allowed together with logprobs: true.", param="top_logprobs")
 
@@ -230,13 +239,14 @@ class CompletionRequest(GenerateRequest, kw_only=True):
         """Nothing is to be generated: the prompt is given back."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def to_sampling(self, limit: LogprobsLimit | None = None) -> SamplingParams:
-        more: dict[str, Any] = {}
+    def to_sampling(self, limit: LogprobsLimit | None = None, **more: Any) -> SamplingParams:
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
             more["prompt_logprobs"] = self.logprobs
         max_tokens = 16 if self.max_tokens is None else self.max_tokens
         # The engine generates at least a token: the one too many is not shown.
-        called = {"prompt_logprobs": "logprobs"} if more else None
+        called = {"thinking": "thinking_token_budget"}
+        if "prompt_logprobs" in more:
+            called["prompt_logprobs"] = "logprobs"
         return self.sampling(
             max_tokens=1 if self.prompt_only else max_tokens,
             logprobs=self.logprobs,
@@ -261,6 +271,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     """By default with a prompt, and not with messages."""
     add_generation_prompt: bool | None = None

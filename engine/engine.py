@@ -239,6 +239,8 @@ class Engine:
             bad_words = self.tokenizer.bad_word_token_ids(params.bad_words)
             params = attrs.evolve(params, bad_word_token_ids=params.bad_word_token_ids + bad_words)
         params = self.logprobs_limit.apply(params)
+        if params.thinking is not None:
+            params = attrs.evolve(params, thinking=params.thinking.behind(self.tokenizer.last_words(token_ids)))
         check_ids(params, vocab_size=self._facts.vocab_size)
         skip = params.skip_special_tokens
         decoders = tuple(self.tokenizer.incremental(token_ids, skip_special_tokens=skip) for _ in range(params.n))
@@ -343,6 +345,8 @@ class Generation(AbstractAsyncContextManager[RequestStream]):
                 token_ids = await engine.tokenizer.encode(self._prompt)
                 if self._params.grammar is not None:
                     await engine.grammars.prepare(self._params.grammar)
+                if self._params.thinking is not None:
+                    await engine.grammars.prepare_texts()
             if request.tokenizing.cancel_called:
                 engine._end_before_submit(request, self._params.n, self._options)
                 return RequestStream(request, ())

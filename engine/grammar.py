@@ -33,6 +33,9 @@ class Compiler(Protocol):
     def prepare(self) -> None:
         """What is done once, before the first compilation."""
 
+    def prepare_texts(self) -> object:
+        """What has to be known of the vocabulary to follow an answer's reasoning."""
+
     def compile(self, spec: GrammarSpec, /) -> object:
         """Raises InvalidRequest."""
 
@@ -45,6 +48,11 @@ class GrammarClient:
         self._compiler = compiler
         self._turn = trio.Semaphore(1)
         self._refused: OrderedDict[tuple[GrammarSpec, str], str] = OrderedDict()
+
+    async def prepare_texts(self) -> None:
+        """Return once the device can follow an answer's reasoning without reading anything first. Cancellable."""
+        if self._compiler is not None:
+            await trio.to_thread.run_sync(self._compiler.prepare_texts, abandon_on_cancel=True)
 
     async def prepare(self, spec: GrammarSpec) -> None:
         """Return once the device will find the grammar compiled. Cancellable: a compilation under way is finished for

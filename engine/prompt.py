@@ -94,6 +94,8 @@ class ChatPrompt:
     """End within the last message, so that the answer goes on with it. Not together with add_generation_prompt."""
     documents: tuple[Mapping[str, Any], ...] | None = None
     """For templates that know what to do with them."""
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    """Likewise: as OpenAI writes them, each with a `type` and a `function`."""
     add_special_tokens: bool = False
     """Let the tokenizer add what it adds by default, beside what the template writes."""
     cut: Cut | None = None
@@ -104,6 +106,8 @@ class ChatPrompt:
         own: dict[str, Any] = dict(self.template_kwargs)
         if self.documents is not None:
             own["documents"] = list(self.documents)
+        if self.tools is not None:
+            own["tools"] = list(self.tools)
         if self.continue_final_message:
             own["continue_final_message"] = True
         return own

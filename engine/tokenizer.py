@@ -38,6 +38,9 @@ SLOW_S = 0.25
 WORKER_THREADS = 2
 """At most this many prompts are tokenized at a time: more would take cores from the device."""
 
+LAST_WORDS = 24
+"""Tokens."""
+
 MAX_BAD_WORD_CHARACTERS = 8192
 MAX_BAD_WORD_TOKENS = 1024
 """The last tokens of a text are compared with every bad word at every step."""
@@ -64,6 +67,8 @@ class ChatTokenizer(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
     @property
     def has_chat_template(self) -> bool: ...
+    @property
+    def chat_templates(self) -> Mapping[str, str]: ...
     @property
     def special_tokens(self) -> Mapping[str, Any]: ...
     @property
@@ -95,6 +100,20 @@ class TokenizerClient:
     @property
     def has_chat_template(self) -> bool:
         return self._tokenizer.has_chat_template
+
+    def chat_template(self, *, for_tools: bool) -> str | None:
+        """The source of the model's chat template that renders a conversation with tools, or without."""
+        templates = self._tokenizer.chat_templates
+        return (templates.get("tool_use") if for_tools else None) or templates.get("default")
+
+    def mark(self, text: str) -> tuple[tuple[int, ...], bool]:
+        """The tokens of a mark, and whether it is seen in a text without special tokens."""
+        token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return token_ids, self._tokenizer.decode(token_ids, skip_special_tokens=True).strip() == text
+
+    def last_words(self, token_ids: Sequence[int]) -> str:
+        """The end of a prompt as text, special tokens spelled out: long enough for any mark."""
+        return b"".join(map(self.token_bytes, token_ids[-LAST_WORDS:])).decode(errors="replace")
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The prompt's token ids, each in the vocabulary; how many there are is not checked.

@@ -43,7 +43,8 @@ class ChatTemplate:
         """`whose` template it is, for errors: the model's or the request's."""
         self._limits = limits
         self._whose = whose
-        self._sources = {"default": source} if isinstance(source, str) else dict(source)
+        self.sources = {"default": source} if isinstance(source, str) else dict(source)
+        """By name."""
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
 
@@ -76,7 +77,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         kwargs: Mapping[str, Any],
     ) -> str:
-        knows_developers = any("developer" in source for source in self._sources.values())
+        knows_developers = any("developer" in source for source in self.sources.values())
         try:
             with limited(self._limits):
                 return self._template(bool(tools)).render(
@@ -94,17 +95,17 @@ class ChatTemplate:
             raise InvalidRequest(text, param="messages" if self._whose == "model" else "chat_template") from error
 
     def _template(self, has_tools: bool) -> jinja2.Template:
-        if has_tools and "tool_use" in self._sources:
+        if has_tools and "tool_use" in self.sources:
             return self._compiled("tool_use")
-        if "default" in self._sources:
+        if "default" in self.sources:
             return self._compiled("default")
-        names = ", ".join(sorted(self._sources))
+        names = ", ".join(sorted(self.sources))
         raise InvalidRequest(f"The model has no default chat template, only {names}.", param="messages")
 
     def _compiled(self, name: str) -> jinja2.Template:
         template = self._templates.get(name)
         if template is None:  # two threads may both compile it: the same, so either may stay
-            template = self._templates[name] = self._environment.from_string(self._sources[name])
+            template = self._templates[name] = self._environment.from_string(self.sources[name])
         return template
 
     @cached_property

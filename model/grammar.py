@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.core.errors import InvalidRequest
-from ..engine.core.grammar import GrammarSpec
+from ..engine.core.grammar import MARKS, GrammarSpec
+from .json_strings import guarded_schema, guarded_tag
 from .source import ModelSource
 
 MAX_KEPT = 256
@@ -49,6 +50,18 @@ class Matcher:
         """The answer has this token now. One that the grammar does not allow ends the answer: it is left no token."""
         if not self._broken and not (self._matcher.is_terminated() or self._matcher.accept_token(token)):
             self._broken = True
+
+    def restart(self) -> None:
+        """As if no token had come."""
+        self._matcher.reset()
+        self._broken = self.at_end = False
+
+    @property
+    def unended(self) -> npt.NDArray[np.bool_]:
+        """Any token but one that ends the answer."""
+        bits = np.ones(self._vocabulary.size, np.bool_)
+        bits[list(self._vocabulary.end_token_ids)] = False
+        return bits
 
     def allowed(self) -> npt.NDArray[np.bool_] | None:
         """For each token of the vocabulary whether it may come next; None: all may."""
@@ -84,12 +97,26 @@ class Grammars:
         self._kept: OrderedDict[GrammarSpec, Any] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
 
     def matcher(self, spec: GrammarSpec, output: Iterable[int] = ()) -> Matcher:
         """For an answer that has these tokens so far. Fast where the grammar has been compiled a moment ago."""
         compiled = self.compile(spec)
         assert self._vocabulary is not None
         return Matcher(compiled, self._vocabulary, output)
+
+    def text(self, token: int) -> bytes:
+        """What a token adds to a text."""
+        texts = self.prepare_texts().texts
+        return texts[token] if token < len(texts) else b""
+
+    def prepare_texts(self) -> Vocabulary:
+        """Read the vocabulary, unless that has been done: a tenth of a second."""
+        if self._vocabulary is None:
+            with self._vocabulary_lock:
+                if self._vocabulary is None:
+                    self._vocabulary = self._load_vocabulary()
+        return self._vocabulary
 
     def has(self, spec: GrammarSpec) -> bool:
         """It has been compiled and is kept."""
@@ -141,7 +168,7 @@ class Grammars:
                 return
             import xgrammar
 
-            self._vocabulary = vocabulary = self._load_vocabulary()
+            vocabulary = self.prepare_texts()
             texts = list(vocabulary.texts)[: vocabulary.size]
             texts += [b""] * (vocabulary.size - len(texts))
             info = xgrammar.TokenizerInfo(
@@ -164,7 +191,7 @@ def grammars_of(source: ModelSource, *, in_advance: bool = False) -> Grammars:
         ends = dict.fromkeys((*spec.eos_token_ids, *tokenizer.eos_token_ids))
         return Vocabulary(
             size=spec.vocab_size,
-            texts=tokenizer.plain_texts(),
+            texts=tokenizer.plain_texts(shown=tokenizer.ids_of(MARKS)),
             end_token_ids=tuple(token for token in ends if token < spec.vocab_size),
         )
 
@@ -183,7 +210,7 @@ def _compile(compiler: Any, spec: GrammarSpec) -> Any:
             )
         case "json_schema":
             return compiler.compile_json_schema(
-                spec.source, any_whitespace=spec.any_whitespace, strict_mode=spec.strict
+                guarded_schema(spec.source), any_whitespace=spec.any_whitespace, strict_mode=spec.strict
             )
         case "regex":
             return compiler.compile_regex(spec.source)
@@ -192,7 +219,7 @@ def _compile(compiler: Any, spec: GrammarSpec) -> Any:
         case "ebnf":
             return compiler.compile_grammar(spec.source)
         case "structural_tag":
-            return compiler.compile_structural_tag(spec.source)
+            return compiler.compile_structural_tag(guarded_tag(spec.source))
 
 
 def _literal(text: str) -> str:

@@ -4,7 +4,8 @@ Imports torch and numpy. A `Shaper` is what one sequence keeps for that, token b
 step to the logits at once, as flat columns of (row, token). A sequence that asks for nothing has no shaper.
 
 The order: the grammar's mask, allowed tokens, bad words, the bias, then the penalties (repetition, frequency,
-presence). End tokens that may not come yet are masked beside these, in `sampling.py`: a mask is a mask at any place.
+presence), then the closing mark of a reasoning whose budget is used up. End tokens that may not come yet are masked
+beside these, in `sampling.py`: a mask is a mask at any place.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..engine.core.params import SamplingParams
+from ..engine.core.thinking import ThinkingTracker
 from .grammar import Grammars, Matcher
 
 Int64Array = npt.NDArray[np.int64]
@@ -65,10 +67,16 @@ class Shaper:
     ) -> None:
         """`grammars` is needed where `sampling` has a grammar."""
         self.matcher: Matcher | None = None
-        if sampling.grammar is not None:
+        self._thinking: ThinkingTracker | None = None
+        if sampling.grammar is not None or sampling.thinking is not None:
             if grammars is None:
-                raise AssertionError("a sequence has a grammar, and the runner none to match it with")
-            self.matcher = grammars.matcher(sampling.grammar, output.tolist())
+                raise AssertionError("a sequence has a grammar, or thinks, and the runner has no vocabulary for that")
+            if sampling.grammar is not None:
+                self.matcher = grammars.matcher(sampling.grammar)
+            if sampling.thinking is not None:
+                self._thinking = ThinkingTracker(sampling.thinking, grammars.text)
+            for token in output.tolist():
+                self._follow(token)
         self.penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         self.seen: SeenTokens | None = None
         if sampling.penalised:
@@ -90,16 +98,46 @@ class Shaper:
             or sampling.allowed_token_ids is not None
             or sampling.bad_word_token_ids
             or sampling.grammar is not None
+            or sampling.thinking is not None
         )
 
     def take(self, token: int) -> None:
         """The sequence has this token now."""
-        if self.matcher is not None:
-            self.matcher.take(token)
+        self._follow(token)
         if self.seen is not None:
             self.seen.add(token)
         if self._tail_length:
             self._tail = (*self._tail, token)[-self._tail_length :]
+
+    def _follow(self, token: int) -> None:
+        """Through the reasoning, then through the grammar: what is reasoning the grammar never sees."""
+        before = "over"
+        if self._thinking is not None:
+            before = self._thinking.phase
+            self._thinking.take(token)
+        if self.matcher is None or before == "inside":
+            return
+        if before == "front" and self._thinking is not None and self._thinking.phase == "inside":
+            self.matcher.restart()  # what looked like an answer was the opening mark
+        else:
+            self.matcher.take(token)
+
+    def mask(self) -> BoolArray | None:
+        """The tokens that the grammar allows; None: all."""
+        if self.matcher is None:
+            return None
+        if self._thinking is None or self._thinking.phase == "over":
+            return self.matcher.allowed()
+        if self._thinking.phase == "inside":
+            return self.matcher.unended
+        mask, opening = self.matcher.allowed(), self._thinking.opening()
+        if mask is not None and opening is not None:
+            mask[opening] = True
+        return mask
+
+    def forced(self) -> int | None:
+        """The only token that may come, whatever else is asked for."""
+        return None if self._thinking is None else self._thinking.forced()
 
     def bad_tokens(self) -> list[int]:
         """The last tokens of the bad words whose other tokens have just come."""
@@ -109,7 +147,7 @@ class Shaper:
 def shape(logits: Tensor, shaped: Shaped) -> None:
     """Change these rows of `logits`, in place."""
     for place, shaper in shaped:
-        if shaper.matcher is not None and (mask := shaper.matcher.allowed()) is not None:
+        if (mask := shaper.mask()) is not None:
             _mask(logits[place], mask)
         if shaper.allowed is not None:
             _keep(logits[place], shaper.allowed)
@@ -125,6 +163,10 @@ def shape(logits: Tensor, shaped: Shaped) -> None:
     penalised = [(place, shaper, shaper.seen) for place, shaper in shaped if shaper.seen is not None]
     if penalised:
         _penalise(logits, penalised)
+    for place, shaper in shaped:
+        if (forced := shaper.forced()) is not None:
+            logits[place].fill_(float("-inf"))
+            logits[place, forced] = 0.0
 
 
 def _mask(row: Tensor, allowed: BoolArray) -> None:

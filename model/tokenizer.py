@@ -4,7 +4,7 @@ Imports tokenizers and jinja2, neither torch nor transformers: what transformers
 per model, see `tokenizer_files.py`. A ChatTokenizer may be used from several threads at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,26 @@ class ChatTokenizer:
                 return front, gap, end
         return None
 
-    def plain_texts(self) -> list[bytes]:
-        """What each token adds to a text that has begun; nothing for special tokens. Takes a tenth of a second, the
-        first time more."""
-        pieces = (self._detokenizer.piece(token_id, True) for token_id in range(self.vocab_size))
+    def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
+        """Those of the tokens that the vocabulary has."""
+        found = map(self._tokenizer.token_to_id, tokens)
+        return frozenset(token_id for token_id in found if token_id is not None)
+
+    def plain_texts(self, *, shown: Container[int] = ()) -> list[bytes]:
+        """What each token adds to a text that has begun; nothing for special tokens, but those that are `shown`. Takes
+        a tenth of a second, the first time more."""
+        pieces = (self._detokenizer.piece(token_id, token_id not in shown) for token_id in range(self.vocab_size))
         return [piece if isinstance(piece, bytes) else (piece or "").encode() for piece in pieces]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for, inside a text, special or not; nothing for an id that is not in the vocabulary."""
         piece = self._detokenizer.piece(token_id, False)
         return piece if isinstance(piece, bytes) else (piece or "").encode()
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """Their sources by name; `default` and `tool_use` count."""
+        return {} if self._template is None else self._template.sources
 
     @property
     def has_chat_template(self) -> bool:

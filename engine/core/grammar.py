@@ -13,6 +13,12 @@ from .errors import InvalidRequest
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag"]
 
+MARKS = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>"),
+)
+"""What calls and reasoning are marked with. In some vocabularies they are special tokens; a grammar must be able to
+write them all the same."""
+
 MAX_SOURCE_CHARACTERS = 256 * 1024
 """A constraint longer than this is refused before it is looked at."""
 MAX_CHOICES = 1024

@@ -9,6 +9,7 @@ import attrs
 from .errors import InvalidRequest
 from .grammar import GrammarSpec
 from .repetition import RepetitionDetection
+from .thinking import Thinking
 
 MAX_STOP_STRINGS = 4
 MAX_LOGPROBS = 20
@@ -172,6 +173,8 @@ class SamplingParams:
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = attrs.field(default=True, validator=_check_flag)
     """Accepted for vLLM's sake: no decoder here puts spaces between special tokens."""
+    thinking: Thinking | None = None
+    """How the answer thinks: a grammar holds from where it has done so on, and its budget is kept."""
     use_beam_search: bool = False
     """Find the n most likely answers instead of drawing n; all of them come at the end."""
     length_penalty: float = attrs.field(default=1.0, validator=_number(-10, 10, "a number from -10 to 10"))
@@ -255,5 +258,6 @@ _NOT_WITH_BEAMS = (
     "logprob_token_ids",
     "repetition_detection",
     "grammar",
+    "thinking",
 )
 _DEFAULTS = {field.name: field.default for field in attrs.fields(SamplingParams)}

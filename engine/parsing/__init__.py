@@ -16,24 +16,26 @@ It promises:
 
 from .answer import AnswerParser
 from .calls import Function, ToolFormat
-from .choose import REASONING_FORMATS, TOOL_FORMATS, Dialect, dialect_of
+from .choose import REASONING_FORMATS, TOOL_FORMATS, AnswerFormats, formats_of
 from .deltas import Call, CallArguments, CallStart, Content, Delta, Parsed, Reasoning, collect, merged
+from .reasoning import ReasoningFormat
 
 __all__ = [
     "REASONING_FORMATS",
     "TOOL_FORMATS",
+    "AnswerFormats",
     "AnswerParser",
     "Call",
     "CallArguments",
     "CallStart",
     "Content",
     "Delta",
-    "Dialect",
     "Function",
     "Parsed",
     "Reasoning",
+    "ReasoningFormat",
     "ToolFormat",
     "collect",
-    "dialect_of",
+    "formats_of",
     "merged",
 ]

@@ -73,15 +73,21 @@ class ToolFormat(ABC):
         return written(name, arguments)
 
 
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+MAX_SPACE = 1
+"""Characters of white space in a row between the tokens of JSON: a model that is held to JSON and does not know what to
+write goes on with spaces otherwise, for ever."""
 
 
-def schema_of(function: Function, *, loose: bool = False) -> dict[str, Any]:
-    """The schema that arguments are held to, as one of an object. `loose`: any object, unless the function is
-    strict."""
-    schema = dict(ANY_OBJECT if (loose and not function.strict) or not function.parameters else function.parameters)
-    schema.setdefault("type", "object")
-    return schema
+def arguments_of(function: Function, *, loose: bool = False) -> dict[str, Any]:
+    """The grammar of a call's arguments: an object that the function's schema describes; without a schema, an empty
+    one. `loose`: any object, unless the function is strict."""
+    if loose and not function.strict:
+        schema: dict[str, Any] = {"type": "object"}
+    elif not function.parameters:
+        schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    else:
+        schema = {"type": "object", **function.parameters}
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_SPACE}
 
 
 class Emitter:

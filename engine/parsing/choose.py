@@ -23,8 +23,8 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {format.name: format for format 
 
 
 @attrs.frozen(kw_only=True)
-class Dialect:
-    """How a model writes its answers."""
+class AnswerFormats:
+    """The formats that a model writes its answers in."""
 
     tools: ToolFormat
     reasoning: ReasoningFormat | None
@@ -33,7 +33,7 @@ class Dialect:
 
 
 @lru_cache(maxsize=64)
-def dialect_of(template: str | None, *, tools: str | None = None, reasoning: str | None = None) -> Dialect:
+def formats_of(template: str | None, *, tools: str | None = None, reasoning: str | None = None) -> AnswerFormats:
     """By the names of the formats; one that is None is picked by what the chat template says.
 
     A template that knows no tools, or tells no format, gets hermes; one without thinking marks no reasoning; the name
@@ -46,7 +46,7 @@ def dialect_of(template: str | None, *, tools: str | None = None, reasoning: str
     format = _tools_of(text) if tools is None else TOOL_FORMATS[tools]
     if isinstance(format, MistralFormat):
         format = MistralFormat(named=ARGS in text)
-    return Dialect(tools=format, reasoning=thinks, knows_tools="tools" in text)
+    return AnswerFormats(tools=format, reasoning=thinks, knows_tools="tools" in text)
 
 
 def _tools_of(template: str) -> ToolFormat:

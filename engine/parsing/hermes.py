@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import Emitter, Function, ToolFormat, schema_of
+from .calls import Emitter, Function, ToolFormat, arguments_of
 from .deltas import Delta
 from .json_call import JsonCall
 from .json_value import Step
@@ -48,7 +48,7 @@ def _tag(function: Function, *, loose: bool = False) -> dict[str, Any]:
     return {
         "type": "tag",
         "begin": f'{OPEN}\n{{"name": {json.dumps(function.name)}, "arguments": ',
-        "content": {"type": "json_schema", "json_schema": schema_of(function, loose=loose)},
+        "content": arguments_of(function, loose=loose),
         "end": f"}}\n{CLOSE}",
     }
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import Emitter, Function, ToolFormat, schema_of
+from .calls import Emitter, Function, ToolFormat, arguments_of
 from .deltas import Delta
 from .json_call import JsonCall
 from .json_value import Step
@@ -44,7 +44,7 @@ def _tag(function: Function) -> dict[str, Any]:
     return {
         "type": "tag",
         "begin": f'{{"name": {json.dumps(function.name)}, "parameters": ',
-        "content": {"type": "json_schema", "json_schema": schema_of(function)},
+        "content": arguments_of(function),
         "end": "}",
     }
 

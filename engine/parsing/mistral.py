@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import Emitter, Function, ToolFormat, schema_of
+from .calls import Emitter, Function, ToolFormat, arguments_of
 from .deltas import Delta
 from .json_call import JsonCall
 from .json_value import SPACE, JsonValue, Step
@@ -58,7 +58,7 @@ class MistralFormat(ToolFormat):
         return {
             "type": "tag",
             "begin": f"{MARK}{function.name}{ARGS}" if self._named else begin,
-            "content": {"type": "json_schema", "json_schema": schema_of(function, loose=loose)},
+            "content": arguments_of(function, loose=loose),
             "end": "" if self._named else "}",
         }
 

@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.errors import InvalidRequest
-from .calls import Emitter, Function, ToolFormat, schema_of
+from .calls import Emitter, Function, ToolFormat
 from .deltas import Delta
 from .json_value import SPACE, Step
+from .parameters import Parameters, const, json_value, optional, sequence
 from .python_value import PythonValue
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -47,43 +47,25 @@ class PythonicFormat(ToolFormat):
 
 def _arguments(function: Function) -> dict[str, Any]:
     """Required ones first, then optional ones, each kind in the order of the schema; values as JSON."""
-    schema = schema_of(function)
-    for keyword in ("anyOf", "oneOf", "allOf", "$ref", "enum", "const"):
-        if keyword in schema:
-            raise InvalidRequest(
-                f"The parameters of {function.name} cannot be enforced in the format pythonic: {keyword!r} at the top.",
-                param="tools",
-            )
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    properties = schema.get("properties") or {}
-    required = [name for name in properties if name in (schema.get("required") or ())]
-    optional = [name for name in properties if name not in required]
+    parameters = Parameters.of(function, PythonicFormat.name)
 
-    def argument(name: str, front: str = "") -> list[dict[str, Any]]:
-        inner = properties[name]
-        value = {**inner, **shared} if isinstance(inner, dict) else inner
-        return [
-            {"type": "const_string", "value": f"{front}{name}="},
-            {"type": "json_schema", "json_schema": value},
-        ]
+    def argument(name: str, schema: Any, front: str = "") -> list[dict[str, Any]]:
+        return [const(f"{front}{name}="), json_value(schema)]
 
-    def following(names: Sequence[str]) -> list[dict[str, Any]]:
-        return [{"type": "optional", "content": _sequence(argument(name, ", "))} for name in names]
+    def following(items: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
+        return [optional(sequence(argument(name, schema, ", "))) for name, schema in items]
 
-    if required:
-        parts = argument(required[0])
-        for name in required[1:]:
-            parts += argument(name, ", ")
-        return _sequence(parts + following(optional))
+    rest = list(parameters.optional.items())
+    if parameters.required:
+        parts: list[dict[str, Any]] = []
+        for name, schema in parameters.required.items():
+            parts += argument(name, schema, ", " if parts else "")
+        return sequence(parts + following(rest))
     firsts = [
-        _sequence(argument(name) + following(optional[place + 1 :]))
-        for place, name in enumerate(optional[:_MOST_FIRST])
+        sequence(argument(name, schema) + following(rest[place + 1 :]))
+        for place, (name, schema) in enumerate(rest[:_MOST_FIRST])
     ]
-    return {"type": "optional", "content": {"type": "or", "elements": firsts}} if firsts else _sequence([])
-
-
-def _sequence(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "sequence", "elements": parts or [{"type": "const_string", "value": ""}]}
+    return optional({"type": "or", "elements": firsts}) if firsts else sequence([])
 
 
 class PythonicParser:

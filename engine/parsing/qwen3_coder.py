@@ -8,8 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import Emitter, Function, ToolFormat, schema_of
+from .calls import Emitter, Function, ToolFormat
 from .deltas import Delta
+from .parameters import Parameters, const, json_value, optional, sequence
 from .search import MarkerSearch
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -49,13 +50,38 @@ class Qwen3CoderFormat(ToolFormat):
 
 
 def _tag(function: Function, *, loose: bool = False) -> dict[str, Any]:
-    content = {"type": "json_schema", "json_schema": schema_of(function, loose=loose), "style": "qwen_xml"}
+    if loose and not function.strict:
+        content: dict[str, Any] = {"type": "any_text"}
+    else:
+        parameters = Parameters.of(function, Qwen3CoderFormat.name)
+        content = sequence(
+            [_parameter(*item) for item in parameters.required.items()]
+            + [optional(_parameter(*item)) for item in parameters.optional.items()]
+        )
     return {
         "type": "tag",
         "begin": f"{OPEN}\n{FUNCTION}{function.name}>\n",
         "content": content,
-        "end": f"\n{FUNCTION_END}\n{CLOSE}",
+        "end": f"{FUNCTION_END}\n{CLOSE}",
     }
+
+
+def _parameter(name: str, schema: Any) -> dict[str, Any]:
+    value = _string(schema) if "string" in kinds_of(schema) else json_value(schema)
+    return {"type": "tag", "begin": f"{PARAMETER}{name}>\n", "content": value, "end": f"\n{PARAMETER_END}\n"}
+
+
+def _string(schema: Any) -> dict[str, Any]:
+    """Bare text, as the schema wants it."""
+    given = schema if isinstance(schema, Mapping) else {}
+    values = given.get("enum", [given["const"]] if "const" in given else None)
+    if values is not None:
+        return {"type": "or", "elements": [const(value if isinstance(value, str) else str(value)) for value in values]}
+    if "pattern" in given:
+        return {"type": "regex", "pattern": given["pattern"]}
+    if "minLength" in given or "maxLength" in given:
+        return {"type": "regex", "pattern": f"[^<]{{{given.get('minLength', 0)},{given.get('maxLength', '')}}}"}
+    return {"type": "any_text", "excludes": [PARAMETER_END]}
 
 
 class Qwen3CoderParser:

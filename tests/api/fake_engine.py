@@ -95,6 +95,18 @@ class FakeTokenizer:
         text = "".join(f"<{message['role']}>{message['content']}" for message in prompt.messages)
         return tuple(map(ord, text + ("<assistant>" if prompt.add_generation_prompt else "")))
 
+    template: str | None = None
+    """The source of its chat template."""
+
+    def chat_template(self, *, for_tools: bool) -> str | None:
+        return self.template
+
+    def mark(self, text: str) -> tuple[tuple[int, ...], bool]:
+        return tuple(map(ord, text)), True
+
+    def last_words(self, token_ids: Any) -> str:
+        return "".join(map(chr, token_ids[-24:]))
+
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()
 

@@ -179,7 +179,7 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ),
     (chat(max_completion_tokens=0), "max_completion_tokens", "max_completion_tokens must be an integer of at least 1"),
     (chat(max_tokens=3, min_tokens=4), "min_tokens", "min_tokens (4) must be at most max_tokens (3)."),
-    (chat(tools=[{"type": "function"}]), "tools", "tools is not supported"),
+    (chat(tools=[{"type": "function"}]), "tools[0].function", "tools[0].function is required"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
         "messages[0].tool_calls[0].function.arguments",

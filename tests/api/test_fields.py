@@ -168,6 +168,7 @@ async def test_messages_of_tools_and_developers_reach_the_template() -> None:
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
     ]
     async with serving() as rig:
+        rig.engine.tokenizer.template = "{{ tools }}"
         assert (await rig.post(CHAT, {"messages": messages})).status_code == 200
         prompt = rig.engine.seen[0].prompt
     assert isinstance(prompt, ChatPrompt)

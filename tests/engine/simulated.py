@@ -120,6 +120,7 @@ class ByteTokenizer:
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS,)
     has_chat_template = True
+    chat_templates: Mapping[str, str] = {}
     special_tokens: Mapping[str, str] = {}
     infill_token_ids: tuple[int, int, int] | None = None
 

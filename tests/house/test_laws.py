@@ -60,7 +60,8 @@ def test_the_core_imports_neither_trio_nor_torch(path: Path) -> None:
 def test_the_model_knows_the_messages_and_not_the_scheduler(path: Path) -> None:
     """model imports of the engine only the message types, and never trio."""
     messages = tuple(
-        f"triolet.engine.core.{name}" for name in ("plan", "params", "errors", "ids", "logprobs", "grammar", "pooling")
+        f"triolet.engine.core.{name}"
+        for name in ("plan", "params", "errors", "ids", "logprobs", "grammar", "pooling", "thinking")
     )
     for module in imports(path):
         assert not within(module, "trio", "triolet.api"), module

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triolet.engine.parsing import dialect_of
+from triolet.engine.parsing import formats_of
 
 TEMPLATES = [
     (None, "hermes", None, False),
@@ -22,17 +22,17 @@ def test_formats_are_picked_from_the_template(
     template: str | None, tools: str, reasoning: str | None, knows_tools: bool
 ) -> None:
     """By the marks that it writes; hermes where it tells none."""
-    dialect = dialect_of(template)
-    assert dialect.tools.name == tools
-    assert (dialect.reasoning and dialect.reasoning.name) == reasoning
-    assert dialect.knows_tools is knows_tools
+    formats = formats_of(template)
+    assert formats.tools.name == tools
+    assert (formats.reasoning and formats.reasoning.name) == reasoning
+    assert formats.knows_tools is knows_tools
 
 
 def test_a_name_goes_before_the_template() -> None:
     """And `none` turns reasoning off."""
     template = "{{ tools }}<tool_call></think>"
-    dialect = dialect_of(template, tools="pythonic", reasoning="deepseek_r1")
-    assert dialect.tools.name == "pythonic"
-    assert dialect.reasoning is not None
-    assert dialect.reasoning.name == "deepseek_r1"
-    assert dialect_of(template, reasoning="none").reasoning is None
+    formats = formats_of(template, tools="pythonic", reasoning="deepseek_r1")
+    assert formats.tools.name == "pythonic"
+    assert formats.reasoning is not None
+    assert formats.reasoning.name == "deepseek_r1"
+    assert formats_of(template, reasoning="none").reasoning is None

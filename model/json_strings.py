@@ -1,0 +1,64 @@
+"""Keeps JSON strings JSON: where a schema limits a string's length, xgrammar lets control characters into it, which no
+reader of JSON takes. There the limit is said as a pattern that leaves them out.
+
+Pure.
+"""
+
+import json
+from typing import Any
+
+_IN_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_IN_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
+_INSIDE = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "unevaluatedItems")
+_LIMITS = ("minLength", "maxLength")
+_PLAIN = r'[^"\\\x00-\x1f]'
+
+
+def guarded_schema(source: str) -> str:
+    """A JSON schema's text, rewritten."""
+    schema = json.loads(source)
+    _rewrite([schema])
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def guarded_tag(source: str) -> str:
+    """A structural tag's text, with the schemas in it rewritten."""
+    tag = json.loads(source)
+    stack, schemas = [tag], []
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            if part.get("type") == "json_schema" or "begin" in part:
+                schemas += [part[name] for name in ("json_schema", "schema") if name in part]
+            stack += [value for name, value in part.items() if name not in ("json_schema", "schema")]
+        elif isinstance(part, list):
+            stack += part
+    _rewrite(schemas)
+    return json.dumps(tag, ensure_ascii=False)
+
+
+def _rewrite(schemas: list[Any]) -> None:
+    """In place. A stack, not recursion: the client chooses the depth."""
+    stack = list(schemas)
+    while stack:
+        part = stack.pop()
+        if not isinstance(part, dict):
+            continue
+        if not {"pattern", "format", "enum", "const"} & part.keys() and set(_LIMITS) & part.keys():
+            _say_as_pattern(part)
+        stack += [part[name] for name in _INSIDE if name in part]
+        for name in _IN_MAPS:
+            if isinstance(part.get(name), dict):
+                stack += part[name].values()
+        for name in _IN_LISTS:
+            if isinstance(part.get(name), list):
+                stack += part[name]
+
+
+def _say_as_pattern(part: dict[str, Any]) -> None:
+    low, high = part.get("minLength", 0), part.get("maxLength", "")
+    if type(low) is not int or low < 0 or not (high == "" or (type(high) is int and high >= low)):
+        return  # the compiler says what is wrong with them
+    part["pattern"] = f"^{_PLAIN}{{{low},{high}}}$"
+    for name in _LIMITS:
+        part.pop(name, None)
