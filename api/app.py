@@ -14,6 +14,7 @@ from werkzeug.exceptions import NotFound as NoRoute
 
 from ..engine.core.errors import EngineDead, InvalidRequest, RequestError, TrioletError
 from ..engine.prompt import Prompt, TextPrompt
+from .anthropic.views import MessageRoutes
 from .control import ControlRoutes
 from .dialect import dialect_of
 from .errors import MethodNotAllowed, NotFound, as_http
@@ -62,6 +63,7 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         ("/detokenize", "POST", routes.detokenize),
         ("/v1/requests/<request_id>/cancel", "POST", routes.cancel),
         *ResponseRoutes(service).routes(),
+        *MessageRoutes(service).routes(),
         *ControlRoutes(service).routes(),
         *BlockRoutes(service).routes(),
     ]

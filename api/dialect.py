@@ -8,14 +8,14 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import attrs
 import msgspec
 
 from ..engine.core.errors import TrioletError
-from .errors import HttpError, as_http
-from .reply import PING
+from .errors import ErrorObject, HttpError, as_http
+from .reply import ID_HEADERS, PING
 
 E = TypeVar("E", bound=BaseException)
 
@@ -30,6 +30,9 @@ def _openai_body(error: HttpError) -> bytes:
 @attrs.frozen(kw_only=True)
 class Dialect:
     """A protocol's words."""
+
+    id_headers: tuple[bytes, ...] = ID_HEADERS
+    """Headers of an answer that say what the request is called."""
 
     names: Names = ()
     body: Callable[[HttpError], bytes] = _openai_body
@@ -58,7 +61,7 @@ class Dialect:
             if count:
                 renamed = copy.copy(error)
                 assert isinstance(renamed, TrioletError)
-                renamed.message = error.message.replace(error.param, param)
+                renamed.message = error.message.replace(error.param, param, 1)
                 renamed.param = param
                 return renamed
         return error
@@ -90,15 +93,17 @@ _ANTHROPIC_TYPES = {
 }
 
 
+class MessagesErrorBody(msgspec.Struct, frozen=True):
+    """Anthropic's shape of an error; the `param` and the `code` within are ours."""
+
+    type: Literal["error"]
+    error: ErrorObject
+
+
 def anthropic_error(error: HttpError) -> bytes:
-    """Anthropic's error object; `param` and `code` are ours."""
-    told = {
-        "type": _ANTHROPIC_TYPES.get(error.status, "invalid_request_error"),
-        "message": error.error.message,
-        "param": error.error.param,
-        "code": error.error.code,
-    }
-    return msgspec.json.encode({"type": "error", "error": told})
+    """The body, and the data of the event that ends a broken stream."""
+    type_ = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+    return msgspec.json.encode(MessagesErrorBody("error", msgspec.structs.replace(error.error, type=type_)))
 
 
 MESSAGES = Dialect(
@@ -112,6 +117,7 @@ MESSAGES = Dialect(
         (r"reasoning_effort", "output_config.effort"),
     ),
     body=anthropic_error,
+    id_headers=(b"x-request-id", b"request-id"),
     ping=b'event: ping\ndata: {"type":"ping"}\n\n',
 )
 

@@ -17,7 +17,7 @@ import trio
 
 from ..engine.core.errors import TrioletError
 from .dialect import Dialect, dialect_of
-from .keys import KeyRing
+from .keys import KeyRing, authorization_of
 from .terms import REQUEST_ID, new_request_id
 
 REFUSALS_PER_TURN = 4
@@ -88,7 +88,7 @@ class Door:
             return None
         path = self._paths[target]
         try:
-            self._keys.admit(headers.get(b"authorization", b""), target, path)
+            self._keys.admit(authorization_of(headers.get(b"authorization"), headers.get(b"x-api-key")), target, path)
         except TrioletError:
             return None
         return _response(error, dialect_of(path), headers.get(b"x-request-id", b"").decode("latin-1"))
@@ -104,7 +104,7 @@ def _response(error: TrioletError, dialect: Dialect, request_id: str) -> bytes:
         b"content-type: application/json",
         b"content-length: %d" % len(body),
         *(b"%b: %b" % pair for pair in http.headers),
-        b"x-request-id: " + request_id.encode(),
+        *(b"%b: %b" % (name, request_id.encode()) for name in dialect.id_headers),
         b"connection: close",
     ]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body

@@ -16,7 +16,7 @@ from .dialect import dialect_of
 from .door import Door, Refusal
 from .errors import HeadersTooLarge, MethodNotAllowed, VersionRefused
 from .heads import HEAD_BYTES_MAX, HEAD_TOO_LARGE, check_media_type
-from .keys import KeyRing
+from .keys import KeyRing, authorization_of
 from .reply import Reply, Send
 from .terms import new_request_id, request_id_of
 
@@ -84,7 +84,9 @@ class Gate:
         if not scope["path"].startswith("/"):
             scope["path"] = urlsplit(scope["path"]).path or "/"
         self._strip_root(scope)
-        authorization = header(scope["headers"], b"authorization") or b""
+        authorization = authorization_of(
+            header(scope["headers"], b"authorization"), header(scope["headers"], b"x-api-key")
+        )
         scope[CALLER] = self._keys.admit(authorization, scope["raw_path"], scope["path"])
         if len(scope["headers"]) > MAX_HEADERS:
             raise HeadersTooLarge(f"A request may have at most {MAX_HEADERS} headers.")
@@ -122,7 +124,7 @@ async def _refuse(error: TrioletError, scope: Scope, receive: Receive, send: Sen
     """Answer before the body has come, then drop what still comes: many clients read only when all is sent."""
     dialect = dialect_of(scope["path"])
     told = dialect.http(error)
-    reply = Reply(send, request_id=request_id_of(scope["headers"]) or new_request_id())
+    reply = Reply(send, request_id=request_id_of(scope["headers"]) or new_request_id(), id_headers=dialect.id_headers)
     await reply.json(told.status, dialect.body(told), (*told.headers, (b"connection", b"close")), more=True)
     await discard_body(receive)
     await reply.end()

@@ -49,7 +49,8 @@ class GenerateRoute:
 
     async def __call__(self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send) -> None:
         envelope = Envelope(headers=scope["headers"], caller=scope[CALLER].identity, arrival_time=trio.current_time())
-        reply = Reply(send, request_id=envelope.request_id or new_request_id())
+        request_id = envelope.request_id or new_request_id()
+        reply = Reply(send, request_id=request_id, id_headers=self._dialect.id_headers)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
             await self._answer(body, envelope, reply)

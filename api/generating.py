@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import attrs
 
-from .dialect import OPENAI, RESPONSES, Dialect
+from .anthropic.job import message_job
+from .dialect import MESSAGES, OPENAI, RESPONSES, Dialect
 from .jobs import Job, chat_job, completion_job, embedding_job
 from .responses.job import response_job
 from .service import Service
@@ -24,4 +25,5 @@ GENERATING = {
     "/v1/completions": Generating(make_job=completion_job),
     "/v1/embeddings": Generating(make_job=embedding_job),
     "/v1/responses": Generating(make_job=response_job, dialect=RESPONSES),
+    "/v1/messages": Generating(make_job=message_job, dialect=MESSAGES),
 }

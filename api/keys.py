@@ -47,6 +47,13 @@ def is_control(path: str) -> bool:
     return any(path == prefix or path.startswith(prefix + "/") for prefix in CONTROL_PREFIXES)
 
 
+def authorization_of(authorization: bytes | None, api_key: bytes | None) -> bytes:
+    """What a request shows, by its two headers: `Authorization`, or Anthropic's `x-api-key` where that is missing."""
+    if authorization:
+        return authorization
+    return b"Bearer " + api_key if api_key else b""
+
+
 class KeyRing:
     """The keys of a server."""
 
@@ -67,7 +74,7 @@ class KeyRing:
         caller = self._find(authorization)
         if caller is None:
             how = "a wrong API key" if authorization else "no API key"
-            raise Unauthorized(f"The request has {how}: send one as `Authorization: Bearer KEY`.")
+            raise Unauthorized(f"The request has {how}: send one as `Authorization: Bearer KEY` (or as `x-api-key`).")
         if control and not caller.is_admin:
             raise Forbidden("This route takes an admin key (--admin-api-key).")
         return caller

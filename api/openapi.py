@@ -9,6 +9,8 @@ from typing import Any
 import attrs
 import msgspec
 
+from .anthropic.requests import MessagesRequest, TokenCountRequest
+from .dialect import MESSAGES, MessagesErrorBody, dialect_of
 from .embeddings import EmbeddingRequest
 from .errors import ErrorBody
 from .live.wire import LiveBlockList, LiveEvent
@@ -90,6 +92,20 @@ OPERATIONS = (
     ),
     Operation(
         method="post",
+        path="/v1/messages",
+        summary="Answer a conversation in Anthropic's words; with `stream` as server-sent events.",
+        body=MessagesRequest,
+        errors=GENERATES,
+    ),
+    Operation(
+        method="post",
+        path="/v1/messages/count_tokens",
+        summary="How many tokens such a conversation has.",
+        body=TokenCountRequest,
+        errors=(404,),
+    ),
+    Operation(
+        method="post",
         path="/v1/requests/{request_id}/cancel",
         summary="End an open request; it is answered with its text so far.",
         errors=(404,),
@@ -156,7 +172,8 @@ def document(version: str, root_path: str = "") -> bytes:
     """The document, OpenAPI 3.1. `root_path`: where a proxy puts the server."""
     given = [type_ for operation in OPERATIONS for type_ in (operation.body, operation.gives)]
     types = [type_ for type_ in given if type_ is not None]
-    _, schemas = msgspec.json.schema_components([*types, ErrorBody], ref_template="#/components/schemas/{name}")
+    types += [ErrorBody, MessagesErrorBody]
+    _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
@@ -174,7 +191,8 @@ def document(version: str, root_path: str = "") -> bytes:
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+    shape = MessagesErrorBody if dialect_of(operation.path) is MESSAGES else ErrorBody
+    error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape.__name__}"}}}
     answers: dict[str, Any] = {operation.answers: {}}
     if operation.gives is not None:
         schema = {"$ref": f"#/components/schemas/{operation.gives.__name__}"}

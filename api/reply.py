@@ -11,6 +11,7 @@ import trio
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
+ID_HEADERS = (b"x-request-id",)
 PING = b": ping\n\n"
 
 _STREAM_HEADERS = (
@@ -23,8 +24,9 @@ _STREAM_HEADERS = (
 class Reply:
     """The answer to one request."""
 
-    def __init__(self, send: Send, *, request_id: str | None = None) -> None:
+    def __init__(self, send: Send, *, request_id: str | None = None, id_headers: Sequence[bytes] = ID_HEADERS) -> None:
         self._send = send
+        self._id_headers = id_headers
         self.request_id = request_id
         """The `X-Request-Id` that the response will have."""
         self.streaming = False
@@ -68,5 +70,5 @@ class Reply:
     async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         described = list(headers)
         if self.request_id is not None:
-            described.append((b"x-request-id", self.request_id.encode()))
+            described += [(name, self.request_id.encode()) for name in self._id_headers]
         await self._send({"type": "http.response.start", "status": status, "headers": described})

@@ -83,6 +83,8 @@ async def serving(
 def error_of(response: httpx.Response) -> dict[str, Any]:
     """The error object of an answer, its shape checked."""
     body = response.json()
+    if response.request.url.path.startswith("/v1/messages"):
+        assert body.pop("type") == "error"
     assert body.keys() == {"error"}
     assert body["error"].keys() == {"message", "type", "param", "code"}
     return dict(body["error"])

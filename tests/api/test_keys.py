@@ -30,7 +30,8 @@ async def test_no_route_but_health_answers_without_a_key(method: str, path: str)
         assert response.headers["www-authenticate"] == "Bearer"
         error = error_of(response)
         assert error["code"] == "invalid_api_key"
-        assert error["message"] == "The request has no API key: send one as `Authorization: Bearer KEY`."
+        how = "`Authorization: Bearer KEY` (or as `x-api-key`)"
+        assert error["message"] == f"The request has no API key: send one as {how}."
         assert (await rig.client.get("/health")).status_code == 200
         assert not rig.engine.seen
 

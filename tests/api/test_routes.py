@@ -104,7 +104,7 @@ async def test_many_tokens_are_turned_into_text_all_the_same() -> None:
         assert (await rig.post("/detokenize", {"tokens": [97] * 5000})).json() == {"prompt": "a" * 5000}
 
 
-@pytest.mark.parametrize("path", ["/", "/nothing", "/v1", "/v1/chat", "/v1/completions/x", "/v1/models/"])
+@pytest.mark.parametrize("path", ["/v1/score", "/", "/nothing", "/v1", "/v1/chat", "/v1/completions/x", "/v1/models/"])
 async def test_an_unknown_path_is_a_404_in_the_usual_shape(path: str) -> None:
     """Whatever the method is."""
     async with serving() as rig:

@@ -24,8 +24,13 @@ def _response(chat: dict[str, Any]) -> dict[str, Any]:
     return {"input": chat["messages"], "max_output_tokens": chat["max_tokens"], **rest}
 
 
+def _message(chat: dict[str, Any]) -> dict[str, Any]:
+    return chat
+
+
 SURFACES = {
     "responses": Surface("/v1/responses", _response, b'"delta":"a'),
+    "messages": Surface("/v1/messages", _message, b'"text_delta","text":"a'),
 }
 
 
