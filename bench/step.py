@@ -25,7 +25,9 @@ from .native_steps import Variant, native_forward, step, torch_forward
 NUM_BLOCKS = 64 * 64 + 64
 CASES = (
     *((f"decode, {batch} x {context}", batch, context, 1) for context in (256, 1024) for batch in (1, 8, 32, 64)),
-    *((f"prompt of {count}", 1, count, count) for count in (512, 2048)),
+    ("decode, 128 x 256", 128, 256, 1),
+    *((f"prompt of {count}", 1, count, count) for count in (512, 1024, 2048)),
+    *((f"chunk, 320 at {context}", 1, context, 320) for context in (320, 1024, 4000)),
 )
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 VARIANTS = {

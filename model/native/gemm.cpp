@@ -37,45 +37,69 @@ INLINE void start(const Linear& linear, int panel, f32x16 (&sums)[ROWS][4]) {
       sums[r][c] = linear.bias ? loadf(linear.bias.get() + panel * PANEL + c * LANES) : f32x16{};
 }
 
-template <class E, int ROWS, bool PREFETCH>
-INLINE void tile(const Linear& linear, const Activations& input, const Target& target, int row, int panel) {
+// LINES of `ahead` are asked for in each step.
+template <class E, int ROWS, int LINES>
+INLINE void tile(const Linear& linear, const Activations& input, const Target& target, int row, int panel,
+                 const char* ahead) {
   const int steps = linear.depth / E::PER_CELL;
-  const uint32_t* w = linear.cells.get() + (int64_t)panel * steps * PANEL;
+  const uint32_t* w = linear.panel(panel);
   const uint32_t* const columns[4] = {w, w + LANES, w + 2 * LANES, w + 3 * LANES};
   f32x16 sums[ROWS][4];
   start<ROWS>(linear, panel, sums);
-  // A panel that is read once comes from memory: ask for it a page ahead.
-  dot_tile<E, ROWS, 4, PREFETCH>(sums, columns, PANEL, steps, input.row(row), input.row_cells(), (const char*)w + 4096);
+  dot_tile<E, ROWS, 4, LINES>(sums, columns, PANEL, steps, input.row(row), input.row_cells(), ahead);
   finish<ROWS>(target, row, panel, sums);
 }
 
+// `coming`: the panel that this thread will probably read next, or null.
+//
+// A panel comes from memory, which takes as long as multiplying some 30 rows with it: unless both happen at once, a
+// batch of that size takes twice its time. One pass over a panel asks for its own lines a page ahead; of several the
+// first ones ask for the next panel's, evenly, since a core has few requests under way at a time.
 template <class E>
-void unit(const Linear& linear, const Activations& input, const Target& target, int begin, int end, int panel) {
-  if (end - begin <= TILE_ROWS) {
-    for_row_tiles(end - begin, [&](int r, auto rows) {
-      tile<E, decltype(rows)::value, true>(linear, input, target, begin + r, panel);
-    });
-  } else {
-    for_row_tiles(end - begin, [&](int r, auto rows) {
-      tile<E, decltype(rows)::value, false>(linear, input, target, begin + r, panel);
-    });
-  }
+void unit(const Linear& linear, const Activations& input, const Target& target, int begin, int end, int panel,
+          const char* coming) {
+  const int64_t bytes = linear.panel_cells() * 4;
+  const int tiles = (end - begin + TILE_ROWS - 1) / TILE_ROWS, share = tiles < 4 ? 2 : 4;
+  int number = 0;
+  for_row_tiles(end - begin, [&](int r, auto rows) {
+    constexpr int ROWS = decltype(rows)::value;
+    const int pass = number++, row = begin + r;
+    if (tiles == 1) {
+      tile<E, ROWS, 4>(linear, input, target, row, panel, (const char*)linear.panel(panel) + 4096);
+    } else if (!coming || pass >= share) {
+      tile<E, ROWS, 0>(linear, input, target, row, panel, nullptr);
+    } else if (share == 2) {
+      tile<E, ROWS, 2>(linear, input, target, row, panel, coming + bytes / 2 * pass);
+    } else {
+      tile<E, ROWS, 1>(linear, input, target, row, panel, coming + bytes / 4 * pass);
+    }
+  });
 }
 
 }  // namespace
 
-void gemm(Pool& pool, const Linear& linear, const Activations& input, int rows, const Target& target) {
+void gemm(Pool& pool, const Linear& linear, const Activations& input, int rows, const Target& target,
+          const Linear* next) {
   // Few panels leave threads idle at the end: halve the rows too.
   const int splits = rows >= 2 * ROWS_PER_UNIT ? (rows + ROWS_PER_UNIT - 1) / ROWS_PER_UNIT
                      : rows >= 12 && linear.panels < 64 ? 2
                                                          : 1;
-  pool.run(linear.panels * splits, [&](int number, int) {
+  const int units = linear.panels * splits, threads = pool.threads();
+  pool.run(units, [&](int number, int) {
     const int panel = number / splits, split = number % splits;
     const int begin = (int)((int64_t)rows * split / splits), end = (int)((int64_t)rows * (split + 1) / splits);
-    if (linear.format == Format::FLOAT32) unit<Float>(linear, input, target, begin, end, panel);
-    if (linear.format == Format::BFLOAT16) unit<BFloat>(linear, input, target, begin, end, panel);
+    // Threads take units in turns, as far as they are equally fast.
+    const int then = number + threads, past = (then - units) / splits;
+    const char* coming = nullptr;
+    if (then < units) {
+      coming = (const char*)linear.panel(then / splits);
+    } else if (next && past < next->panels) {
+      coming = (const char*)next->panel(past);
+    }
+    if (linear.format == Format::FLOAT32) unit<Float>(linear, input, target, begin, end, panel, coming);
+    if (linear.format == Format::BFLOAT16) unit<BFloat>(linear, input, target, begin, end, panel, coming);
     if (linear.format == Format::INT8 || linear.format == Format::INT4)
-      unit_int8(linear, input, rows, begin, end, panel,
+      unit_int8(linear, input, rows, begin, end, panel, coming,
                 [&](int row, auto count, auto& sums) { finish<decltype(count)::value>(target, row, panel, sums); });
   });
 }

@@ -21,6 +21,8 @@ struct Target {
   float soft_cap;                  // STORE: 0 for none
 };
 
-void gemm(Pool& pool, const Linear& linear, const Activations& input, int rows, const Target& target);
+// `next`: what will be multiplied with after this, null for nothing; its first panels are asked for at the end.
+void gemm(Pool& pool, const Linear& linear, const Activations& input, int rows, const Target& target,
+          const Linear* next);
 
 }  // namespace triolet

@@ -38,11 +38,12 @@ constexpr int INT8_TILE_ROWS = 3;  // 12 whole-number sums and 12 float sums
 // token's logits depend a little on how many others are computed with it.
 constexpr int INT4_ROWS = 3;
 
-template <int ROWS>
-INLINE void tile_int8(const Linear& linear, const Activations& input, int row, int panel, const uint32_t* ahead,
+// LINES of `ahead` are asked for in each step of four inputs.
+template <int ROWS, int LINES>
+INLINE void tile_int8(const Linear& linear, const Activations& input, int row, int panel, const char* ahead,
                       f32x16 (&sums)[ROWS][4]) {
   const int groups = linear.depth / GROUP;
-  const uint32_t* w = linear.cells.get() + (int64_t)panel * linear.depth / 4 * PANEL;
+  const uint32_t* w = linear.panel(panel);
 #pragma GCC unroll 3
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
@@ -65,9 +66,9 @@ INLINE void tile_int8(const Linear& linear, const Activations& input, int row, i
 #pragma GCC unroll 4
       for (int c = 0; c < 4; c++) columns[c] = load_once(w + c * LANES);
       w += PANEL;
-      __builtin_prefetch(ahead, 0, 2), __builtin_prefetch(ahead + LANES, 0, 2);
-      __builtin_prefetch(ahead + 2 * LANES, 0, 2), __builtin_prefetch(ahead + 3 * LANES, 0, 2);
-      ahead += PANEL;
+#pragma GCC unroll 4
+      for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + line * 64, 0, 2);
+      ahead += LINES * 64;
 #pragma GCC unroll 3
       for (int r = 0; r < ROWS; r++) {
         const u32x16 cell = u32x16{} + x[r * x_stride + g * (GROUP / 4) + k];
@@ -141,25 +142,32 @@ INLINE void tile_int4(const Linear& linear, const Activations& input, int row, i
   }
 }
 
-// One panel against rows [begin, end) of `rows`; then(first row, row count, sums) takes what comes out.
+// One panel against rows [begin, end) of `rows`; then(first row, row count, sums) takes what comes out. `coming` as for
+// the other formats.
 template <class Then>
 void unit_int8(const Linear& linear, const Activations& input, int rows, int begin, int end, int panel,
-               const Then& then) {
+               const char* coming, const Then& then) {
   const int count = end - begin, tiles = (count + INT8_TILE_ROWS - 1) / INT8_TILE_ROWS;
   const bool int4 = linear.format == Format::INT4 && rows <= INT4_ROWS;
-  const int64_t panel_cells = (int64_t)linear.depth / 4 * PANEL;
-  const uint32_t* w = linear.cells.get() + panel * panel_cells;
+  const int64_t bytes = linear.panel_cells() * 4;
+  const int share = tiles < 4 ? 2 : 4;
   for (int t = 0; t < tiles; t++) {
     const int first = begin + count * t / tiles, size = begin + count * (t + 1) / tiles - first;
-    // A panel read once comes from memory: a page ahead. Of several passes the first two fetch the next panel.
-    const uint32_t* ahead = tiles == 1 ? w + 1024 : t < 2 && panel + 1 < linear.panels ? w + panel_cells : w;
     const auto run = [&](auto constant) {
       constexpr int ROWS = decltype(constant)::value;
       f32x16 sums[ROWS][4];
       if (int4) {
         tile_int4<ROWS>(linear, input, first, panel, sums);
       } else {
-        tile_int8<ROWS>(linear, input, first, panel, ahead, sums);
+        if (tiles == 1) {
+          tile_int8<ROWS, 4>(linear, input, first, panel, (const char*)linear.panel(panel) + 4096, sums);
+        } else if (!coming || t >= share) {
+          tile_int8<ROWS, 0>(linear, input, first, panel, nullptr, sums);
+        } else if (share == 2) {
+          tile_int8<ROWS, 2>(linear, input, first, panel, coming + bytes / 2 * t, sums);
+        } else {
+          tile_int8<ROWS, 1>(linear, input, first, panel, coming + bytes / 4 * t, sums);
+        }
       }
       if (linear.bias)
         for (int r = 0; r < ROWS; r++)

@@ -38,6 +38,11 @@ struct Linear {
   Memory<uint32_t> nibbles;
   Memory<uint16_t> grid;
 
+  // Of the cells of one panel.
+  int64_t panel_cells() const {
+    return (int64_t)PANEL * (format == Format::FLOAT32 ? depth : format == Format::BFLOAT16 ? depth / 2 : depth / 4);
+  }
+  const uint32_t* panel(int number) const { return cells.get() + number * panel_cells(); }
   int results() const { return paired ? outputs / 2 : outputs; }
   int result_width() const { return padded(results()); }
   size_t bytes() const { return cells.bytes() + bias.bytes() + scales.bytes() + nibbles.bytes() + grid.bytes(); }

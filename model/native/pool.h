@@ -23,6 +23,8 @@ class Pool {
   // Threads in all, the caller included. Not during a step.
   void resize(int threads);
   int size() const { return size_; }
+  // That work in this step.
+  int threads() const { return threads_; }
 
   // Between begin and end the first `threads` threads work. One caller at a time: begin waits for another's end.
   void begin(int threads);

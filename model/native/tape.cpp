@@ -8,6 +8,9 @@ namespace triolet {
 
 Tape::Tape(const ModelShape& shape, std::vector<Op> ops, const std::vector<BufferShape>& buffers, KVCache* cache)
     : seconds(ops.size(), 0.0), shape_(shape), ops_(std::move(ops)), cache_(cache) {
+  next_.assign(ops_.size(), nullptr);
+  for (size_t i = ops_.size(); i-- > 1;)
+    next_[i - 1] = ops_[i].code == (int)Code::GEMM ? ops_[i].linear : next_[i];
   frequencies_.assign(shape.frequencies, shape.frequencies + shape.rotary_dim / 2);
   for (const BufferShape& buffer : buffers) {
     buffers_.emplace_back();
@@ -49,11 +52,11 @@ std::string Tape::run(const Step& step) {
     if (ops_[i].sampled && !step.num_sampled) continue;
     if (ops_[i].code == (int)Code::STATES && !step.num_pooled) continue;
     if (!step.profile) {
-      carry_out(pool, ops_[i], step, layout);
+      carry_out(pool, i, step, layout);
       continue;
     }
     const auto started = std::chrono::steady_clock::now();
-    carry_out(pool, ops_[i], step, layout);
+    carry_out(pool, i, step, layout);
     seconds[i] += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   }
   pool.run(step.num_sampled, [&](int i, int) {
@@ -63,7 +66,8 @@ std::string Tape::run(const Step& step) {
   return "";
 }
 
-void Tape::carry_out(Pool& pool, const Op& op, const Step& step, const Layout& layout) {
+void Tape::carry_out(Pool& pool, size_t number, const Step& step, const Layout& layout) {
+  const Op& op = ops_[number];
   const int half = shape_.rotary_dim / 2;
   switch ((Code)op.code) {
     case Code::EMBED:
@@ -86,7 +90,7 @@ void Tape::carry_out(Pool& pool, const Op& op, const Step& step, const Layout& l
       return pool.run_items(step.num_tokens, [&](int i, int) {
         convert(floats(op.source, i), buffers_[op.source].shape.width, buffers_[op.target].activations, i);
       });
-    case Code::GEMM: return multiply(pool, op, step);
+    case Code::GEMM: return multiply(pool, op, step, next_[number]);
     case Code::STATES: return states(pool, op, step);
   }
 }
@@ -124,7 +128,7 @@ void Tape::rope_kv(Pool& pool, const Op& op, const Step& step) {
   });
 }
 
-void Tape::multiply(Pool& pool, const Op& op, const Step& step) {
+void Tape::multiply(Pool& pool, const Op& op, const Step& step, const Linear* next) {
   Target target{(Epilogue)op.epilogue, nullptr, 0, nullptr, op.soft_cap};
   if (target.epilogue == Epilogue::SILU_MUL) {
     target.activations = &buffers_[op.target].activations;
@@ -133,7 +137,8 @@ void Tape::multiply(Pool& pool, const Op& op, const Step& step) {
     target.floats = op.sampled ? step.logits : floats(op.target, 0);
     target.stride = op.sampled ? padded(shape_.vocab_size) : buffers_[op.target].stride();
   }
-  gemm(pool, *op.linear, buffers_[op.source].activations, op.sampled ? step.num_sampled : step.num_tokens, target);
+  const int rows = op.sampled ? step.num_sampled : step.num_tokens;
+  gemm(pool, *op.linear, buffers_[op.source].activations, rows, target, next);
 }
 
 }  // namespace triolet

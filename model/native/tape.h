@@ -92,16 +92,17 @@ class Tape {
   std::string check_tables(const Step& step) const;
   int window_of(int group) const;
   void reserve(const Step& step);
-  void carry_out(Pool& pool, const Op& op, const Step& step, const Layout& layout);
+  void carry_out(Pool& pool, size_t number, const Step& step, const Layout& layout);
   void norm(Pool& pool, const Op& op, const Step& step);
   void rope_kv(Pool& pool, const Op& op, const Step& step);
   void states(Pool& pool, const Op& op, const Step& step);
-  void multiply(Pool& pool, const Op& op, const Step& step);
+  void multiply(Pool& pool, const Op& op, const Step& step, const Linear* next);
   float* floats(int number, int64_t row) { return buffers_[number].floats.get() + row * buffers_[number].stride(); }
 
   ModelShape shape_;
   std::vector<float> frequencies_;
   std::vector<Op> ops_;
+  std::vector<const Linear*> next_;  // for each op the matrix of the GEMM that follows
   std::vector<Buffer> buffers_;
   KVCache* cache_;
   Memory<float> cosines_, sines_;

@@ -170,19 +170,16 @@ struct BFloat {
 // sums[r][c] += the dot products of ROWS rows of x with COLUMNS * 16 columns of w, over `steps` cells.
 //   w[c]  first cell of column vector c; the next step's lies `w_stride` cells on
 //   x     first cell of row 0; rows lie `x_stride` cells apart
-template <class E, int ROWS, int COLUMNS, bool PREFETCH = false>
+//   ahead memory that somebody will read soon: LINES cache lines of it are asked for in each step
+template <class E, int ROWS, int COLUMNS, int LINES = 0>
 INLINE void dot_tile(f32x16 (&sums)[ROWS][COLUMNS], const uint32_t* const (&w)[COLUMNS], int64_t w_stride, int steps,
                      const uint32_t* x, int64_t x_stride, const char* ahead = nullptr) {
   for (int k = 0; k < steps; k++) {
     u32x16 columns[COLUMNS];
 #pragma GCC unroll 4
     for (int c = 0; c < COLUMNS; c++) columns[c] = load_once(w[c] + k * w_stride);
-    if (PREFETCH) {
-      __builtin_prefetch(ahead + k * 256, 0, 2);
-      __builtin_prefetch(ahead + k * 256 + 64, 0, 2);
-      __builtin_prefetch(ahead + k * 256 + 128, 0, 2);
-      __builtin_prefetch(ahead + k * 256 + 192, 0, 2);
-    }
+#pragma GCC unroll 4
+    for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + (k * LINES + line) * 64, 0, 2);
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
       const uint32_t cell = x[r * x_stride + k];
