@@ -2,10 +2,13 @@
 
     python -m bench.accuracy
 
-Prints, over every position of a few texts (a chunk, then single steps): how often the most likely token is the same,
+Prints, over every position of some texts (a chunk, then single steps): how often the most likely token is the same,
 and the Kullback-Leibler divergence of the next token's distribution from float32's. The file's own weights are 4-bit
 (Q4_1), so int4 here reads a grid that the weights already stand on.
 """
+
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -25,12 +28,24 @@ TEXTS = (
     "Water boils at 100 degrees Celsius at sea level. At higher altitudes the pressure of the air is lower, and so is "
     "the temperature at which water boils: on Mount Everest it is about 70 degrees.",
 )
+ROOT = Path(__file__).parents[1]
+FILES = ("LICENSE", "ARCHITECTURE.md", "docs/cancellation.md", "triolet/kvcache/pool.py", "triolet/engine/loop.py")
+"""Longer texts of several kinds: the beginning of each, in pieces."""
+PIECES, PIECE_TOKENS = 2, 192
+
+
+def all_texts(encode: Callable[[str], list[int]]) -> list[list[int]]:
+    """The token ids of every text."""
+    pieces = []
+    for name in FILES:
+        tokens = encode((ROOT / name).read_text()[: 16 * PIECES * PIECE_TOKENS])
+        pieces += [tokens[i * PIECE_TOKENS : (i + 1) * PIECE_TOKENS] for i in range(PIECES)]
+    return [encode(text) for text in TEXTS] + pieces
 
 
 def main() -> None:
     source = resolve_source(None)
-    tokenizer = load_tokenizer(source)
-    texts = [tokenizer.encode(text) for text in TEXTS]
+    texts = all_texts(load_tokenizer(source).encode)
     exact_forward = torch_forward(source, torch.float32, num_blocks=NUM_BLOCKS)
     exact = torch.cat([logits_of(exact_forward, tokens, num_blocks=NUM_BLOCKS) for tokens in texts])
     print(f"{len(exact)} positions\n{'format':<28}{'same top-1':>12}{'KL mean':>10}{'KL max':>10}")
