@@ -87,9 +87,9 @@ async def serve(
     `loading` shows its progress, until it is up; `announce`: one line on stdout says where it listens.
     """
     log.info("configuration: %s", describe(engine_config, config))
+    metrics = Metrics(config.metrics_prefix)
     server = Server(config)
     run = Run(config=config, server=server, lifecycle=Lifecycle())
-    metrics = Metrics(config.metrics_prefix)
     try:
         async with trio.open_nursery() as nursery:
             if signals:

@@ -8,10 +8,12 @@ and the Kullback-Leibler divergence of the next token's distribution from float3
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from triolet.model.forward import ForwardPass
 from triolet.model.source import resolve_source
 from triolet.model.tokenizer import load_tokenizer
 
@@ -49,9 +51,11 @@ def main() -> None:
     exact_forward = torch_forward(source, torch.float32, num_blocks=NUM_BLOCKS)
     exact = torch.cat([logits_of(exact_forward, tokens, num_blocks=NUM_BLOCKS) for tokens in texts])
     print(f"{len(exact)} positions\n{'format':<28}{'same top-1':>12}{'KL mean':>10}{'KL max':>10}")
-    makers = {"torch bfloat16": lambda: torch_forward(source, torch.bfloat16, num_blocks=NUM_BLOCKS)}
+    makers: dict[str, Callable[[], ForwardPass]] = {
+        "torch bfloat16": partial(torch_forward, source, torch.bfloat16, num_blocks=NUM_BLOCKS)
+    }
     for variant in VARIANTS:
-        makers[variant.name] = lambda v=variant: native_forward(source, v, num_blocks=NUM_BLOCKS, threads=2)
+        makers[variant.name] = partial(native_forward, source, variant, num_blocks=NUM_BLOCKS, threads=2)
     for name, make in makers.items():
         forward = make()
         logits = torch.cat([logits_of(forward, tokens, num_blocks=NUM_BLOCKS) for tokens in texts])

@@ -13,13 +13,14 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal
 
 import trio
 
 from triolet import EngineConfig, SamplingParams, open_engine
 from triolet.engine.engine import Engine
 
-CARRIERS = ("thread", "process")
+CARRIERS: tuple[Literal["thread", "process"], ...] = ("thread", "process")
 
 
 async def step_ms(engine: Engine, num_streams: int, num_tokens: int, *, read: bool) -> float:

@@ -15,10 +15,11 @@ import time
 
 import trio
 
+from triolet.api.bench.client import resolve
 from triolet.api.bench.load import Pace, run_load
 from triolet.api.bench.measure import summarize
 from triolet.api.bench.prompts import Ask
-from triolet.api.bench.target import Target, resolve
+from triolet.api.bench.target import Target
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (

@@ -9,7 +9,7 @@ size of the pool. The device is a loop that returns a token for each sequence; i
 import gc
 import time
 
-from triolet.engine.core.ids import RequestId, TokenId
+from triolet.engine.core.ids import RequestId, SequenceId, TokenId
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import StepPlan, StepResult
 from triolet.engine.core.request import Request
@@ -31,7 +31,7 @@ class Device:
     """Answers each plan with one token for every sequence that samples."""
 
     def __init__(self) -> None:
-        self.sampling: dict[int, int] = {}  # sequence -> prompt tokens still to compute
+        self.sampling: dict[SequenceId, int] = {}  # sequence -> prompt tokens still to compute
 
     def execute(self, plan: StepPlan) -> StepResult:
         for joined in plan.joined:

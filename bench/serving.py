@@ -29,14 +29,15 @@ import trio
 from triolet.api.config import ServerConfig
 from triolet.api.serve import Run, serve
 from triolet.engine.assembly import EngineParts
-from triolet.engine.build import _find_model, _load_tokenizer
 from triolet.engine.config import EngineConfig
-from triolet.engine.core.ids import TokenId
+from triolet.engine.core.ids import SequenceId, TokenId
 from triolet.engine.core.plan import StepPlan, StepResult
 from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
 from triolet.engine.engine import EngineFacts
 from triolet.engine.open import run_engine
 from triolet.kvcache.manager import KVCacheManager
+from triolet.model.source import resolve_source
+from triolet.model.tokenizer import load_tokenizer
 
 VOCAB_SIZE = 49_152
 
@@ -45,7 +46,7 @@ class EmptyDevice:
     """Answers a plan at once, with a token of words for every sequence that samples."""
 
     def __init__(self, step_s: float) -> None:
-        self._left: dict[int, int] = {}  # sequence -> prompt tokens still to compute
+        self._left: dict[SequenceId, int] = {}  # sequence -> prompt tokens still to compute
         self._sent: deque[StepPlan] = deque()
         self._tokens = random.Random(0).choices(range(1000, 20_000), k=4096)
         self._step_s = step_s
@@ -86,7 +87,7 @@ async def open_engine(step_s: float, config: EngineConfig, *, observer: Any, pro
     cache = KVCacheManager(num_blocks=64 * 1024, block_size=16)
     parts = EngineParts(
         facts=EngineFacts(model_name="empty", max_model_len=8192, vocab_size=VOCAB_SIZE, max_num_seqs=512),
-        tokenizer=_load_tokenizer(_find_model(None, lambda *_: None)),
+        tokenizer=load_tokenizer(resolve_source(None)),
         scheduler=Scheduler(SchedulerConfig(max_num_seqs=512, max_num_batched_tokens=16_384), cache),
         cache=cache,
         device=EmptyDevice(step_s),

@@ -77,9 +77,9 @@ def main() -> None:
         best = dict.fromkeys(ways, float("inf"))
         with torch.inference_mode():
             for _ in range(arguments.steps if count == 1 else max(2, arguments.steps // 3)):
-                for name, forward in ways.items():
+                for name, way in ways.items():
                     started = clock()
-                    forward(work)
+                    way(work)
                     best[name] = min(best[name], clock() - started)
         base = next(iter(best.values()))
         figures = [
@@ -87,9 +87,9 @@ def main() -> None:
         ]
         print(f"{case:<18}", " | ".join(figures), flush=True)
         if arguments.breakdown:
-            for name, forward in ways.items():
-                if isinstance(forward, NativeForward):
-                    print(f"    {name}: {breakdown(forward, work, 3)}", flush=True)
+            for name, way in ways.items():
+                if isinstance(way, NativeForward):
+                    print(f"    {name}: {breakdown(way, work, 3)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,9 @@ def compile_ahead(launch: Launch, chip: int) -> Compiled:
 
 def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[Any]]]]:
     """Types, constants and hints, as triton derives them from arguments at run time."""
-    signature, constants, hints = {}, dict(launch.constants), {}
+    signature: dict[str, str] = {}
+    constants = dict(launch.constants)
+    hints: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, name in enumerate(launch.kernel.arg_names):
         if name in launch.constants:
             signature[name] = "constexpr"
