@@ -70,6 +70,11 @@ def _no_empty(_: object, attribute: "attrs.Attribute[Any]", value: tuple[str, ..
         raise ConfigurationError(f"{_flag(attribute)} must not be empty.")
 
 
+def _http_url(_: object, attribute: "attrs.Attribute[Any]", value: str | None) -> None:
+    if value is not None and not re.match(r"https?://[^/]", value):
+        raise ConfigurationError(f"{_flag(attribute)} takes the URL of OTLP over HTTP (http://…), not {value!r}.")
+
+
 def _metric_prefix(_: object, attribute: "attrs.Attribute[Any]", value: str) -> None:
     if not _METRIC_PREFIX.fullmatch(value):
         raise ConfigurationError(f"{_flag(attribute)} takes letters, digits, `_` and `:`, not {value!r}.")
@@ -139,6 +144,10 @@ class ServerConfig:
     """How the log is written: a line of text for each event, or a JSON object."""
     trace: Annotated[str | None, Parameter(show_default=False)] = None
     """A file for steps and requests as a Chrome trace (JSON; chrome://tracing and Perfetto read it)."""
+    otlp_traces_endpoint: Annotated[str | None, Parameter(show_default=False)] = attrs.field(
+        default=None, validator=_http_url
+    )
+    """Where to send OpenTelemetry spans, one for each request, by OTLP over HTTP (http://localhost:4318/v1/traces)."""
     metrics_prefix: str = attrs.field(default="vllm:", validator=_metric_prefix)
     """What the names on /metrics that vLLM has too begin with; our own begin with `triolet:` in any case."""
     http2: bool = True

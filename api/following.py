@@ -12,12 +12,20 @@ from ..engine.options import RequestOptions
 from ..engine.stream import SUPERSEDED, Output, RequestStream
 from .jobs import Job
 from .lifecycle import OpenRequest
+from .spans import SpanTag
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
 
 Take = Callable[[int, Output, RequestStream], Awaitable[None]]
 """Told the index of a choice among all of the HTTP request, what is new of it, and the stream that gave it."""
+
+
+def _tag_of(job: Job) -> SpanTag | None:
+    """What a span says of the job beside its story; None where there are none."""
+    if job.terms.trace is None:
+        return None
+    return SpanTag(context=job.terms.trace, operation=job.operation, params=job.params)
 
 
 class Follower:
@@ -39,7 +47,7 @@ class Follower:
         limit it may still wait, so that a stream can begin, and ping, meanwhile.
         """
         job, request = self._job, self._request
-        options = attrs.evolve(job.terms.options, label=job.label(self._index))
+        options = attrs.evolve(job.terms.options, label=job.label(self._index), tag=_tag_of(job))
         if self._index:
             options = attrs.evolve(options, supersede_key=None)  # The prompts of a request don't replace each other.
         request.on_end(self._end)

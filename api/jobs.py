@@ -55,6 +55,8 @@ class Job:
     """Each prompt is to become a vector, and is not answered."""
     at_once: int = MAX_PROMPTS
     """Prompts that are in the engine at a time."""
+    operation: str = "chat"
+    """What OpenTelemetry calls it: chat, text_completion, embeddings."""
 
     @property
     def num_choices(self) -> int:
@@ -138,6 +140,7 @@ def completion_job(service: Service, body: bytes, envelope: Envelope) -> Job:
         ),
         terms=terms,
         prompt_only=request.prompt_only,
+        operation="text_completion",
     )
 
 
@@ -173,6 +176,7 @@ def embedding_job(service: Service, body: bytes, envelope: Envelope) -> Job:
         terms=terms,
         pooling=pooling,
         at_once=AT_ONCE,
+        operation="embeddings",
     )
 
 

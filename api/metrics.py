@@ -30,6 +30,7 @@ from .histogram import (
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.stats import EngineStats
+    from ..engine.story import Story
 
 VLLM = "vllm:"
 OWN = "triolet:"
@@ -152,6 +153,9 @@ class Metrics(Collector):
 
     def detokenized(self, seconds: float) -> None:
         self._step_parts.parts["detokenize"].observe(seconds)
+
+    def ended(self, story: "Story") -> None:
+        """`finished` and `aborted` say all that is counted."""
 
     def lagged(self, seconds: float) -> None:
         """The event loop woke a task so much later than it was to."""

@@ -7,6 +7,7 @@
     ├── lag                      how late the event loop is
     ├── background responses     each a request without a connection, and what lets old ones go
     ├── live view                asleep while nobody watches
+    ├── spans                    where they are wanted: sends them, in a worker thread
     └── (body) open_engine       waits until it is told to stop, or the engine dies
 
 Starting: the port is bound, the model loaded, and only then the port listens. Stopping: /health turns 503 and no
@@ -27,6 +28,7 @@ import trio
 
 from ..engine.config import EngineConfig
 from ..engine.core.errors import EngineDead, StartError, TrioletError
+from ..engine.observer import Observer
 from .config import ServerConfig
 from .errors import ShuttingDown, leaf_error
 from .lag import watch_lag
@@ -38,6 +40,7 @@ from .log import describe, log_throughput
 from .metrics import Metrics
 from .server import Server
 from .service import Service
+from .spans import Spans
 from .trace import tracing
 
 if TYPE_CHECKING:
@@ -66,6 +69,8 @@ class Run:
     stop: trio.Event = attrs.field(factory=trio.Event)
     hub: Hub | None = None
     """Who watches the live view; None until there is something to see."""
+    spans: Spans | None = None
+    """What sends spans, where they are wanted."""
     started: bool = False
     status: int = 0
 
@@ -97,7 +102,7 @@ async def serve(
             shown, traced = ExitStack(), ExitStack()
             try:
                 progress = shown.enter_context(loading())
-                tap = Tap(traced.enter_context(tracing(config.trace, metrics)))
+                tap = Tap(_with_spans(run, traced.enter_context(tracing(config.trace, metrics)), version))
                 async with open_engine(engine_config, observer=tap, progress=progress) as engine:
                     shown.close()
                     sampler = Sampler(engine, tap, shows_text=config.shows_prompts, clock=trio.current_time)
@@ -114,6 +119,8 @@ async def serve(
             finally:
                 shown.close()
                 traced.close()
+            if run.spans is not None:
+                await run.spans.close()
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         known = leaf_error(group)
@@ -123,6 +130,14 @@ async def serve(
     finally:
         server.close()
     return run.status
+
+
+def _with_spans(run: Run, observer: Observer, version: str) -> Observer:
+    """Raises ConfigurationError where OpenTelemetry is wanted and not installed."""
+    if run.config.otlp_traces_endpoint is None:
+        return observer
+    run.spans = Spans(run.config.otlp_traces_endpoint, observer, version=version)
+    return run.spans
 
 
 async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nursery, version: str) -> None:
@@ -154,6 +169,9 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     )
     app = Cors(run.config, gate) if run.config.allowed_origins else gate
     url = await nursery.start(run.server.run, app, gate.door())
+    if run.spans is not None:
+        run.spans.model_name = service.model_names[0]
+        nursery.start_soon(run.spans.run)
     nursery.start_soon(log_throughput, engine.stats)
     nursery.start_soon(watch_lag, metrics.lagged)
     nursery.start_soon(service.responses.forget_old)

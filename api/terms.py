@@ -15,12 +15,15 @@ from ..engine.core.errors import InvalidRequest
 from ..engine.options import RequestOptions
 from .body import Headers, header
 from .config import ServerConfig
+from .spans import TraceContext
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,32}(?:\.[0-9]{0,32})?|\.[0-9]{1,32})(?:[eE][+-]?[0-9]{1,3})?")
 _SALT_TEXT = re.compile(r"[^\x00/@\\]{1,128}")
 _PRIORITY_MAX = 2**31 - 1
+
+TRACE_HEADER_MAX = 512
 
 SECONDS = "a number of seconds above 0"
 
@@ -48,6 +51,8 @@ class Terms:
     request_id: str
     caller: str
     options: RequestOptions
+    trace: TraceContext | None = None
+    """Set where spans are wanted."""
 
 
 def request_id_of(headers: Headers) -> str | None:
@@ -95,7 +100,16 @@ def read_terms(request: Asking, envelope: Envelope, config: ServerConfig) -> Ter
         request_id=_request_id(request.request_id, envelope),
         caller=envelope.caller,
         options=options,
+        trace=None if config.otlp_traces_endpoint is None else _trace_context(headers),
     )
+
+
+def _trace_context(headers: Headers) -> TraceContext:
+    """W3C's headers as they are; what is not well-formed in them counts for nothing, as W3C has it, and so does what is
+    longer than W3C wants it to be passed on: it is kept until it is sent."""
+    given = (_text(headers, name) for name in (b"traceparent", b"tracestate"))
+    traceparent, tracestate = (text if text is not None and len(text) <= TRACE_HEADER_MAX else None for text in given)
+    return TraceContext(traceparent=traceparent, tracestate=tracestate)
 
 
 def _request_id(given: str | None, envelope: Envelope) -> str:

@@ -30,6 +30,7 @@ class Trace(NoObserver):
         self.inter_token = inner.inter_token  # type: ignore[method-assign]
         self.aborted = inner.aborted  # type: ignore[method-assign]
         self.detokenized = inner.detokenized  # type: ignore[method-assign]
+        self.ended = inner.ended  # type: ignore[method-assign]
         for thread, name in ((SCHEDULER, "scheduler loop"), (DEVICE, "device")):
             self._write({"name": "thread_name", "ph": "M", "pid": 1, "tid": thread, "args": {"name": name}})
 

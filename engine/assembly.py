@@ -57,14 +57,15 @@ class Assembly:
     def __init__(
         self, parts: EngineParts, *, observer: Observer | None = None, depth: int = 1, check: bool = False
     ) -> None:
+        observer = observer if observer is not None else NoObserver()
         self.registry = Registry(
             max_queued=parts.max_num_queued_reqs,
             max_running=parts.facts.max_num_seqs,
             max_queued_tokens=parts.max_num_queued_tokens or math.inf,
             num_kept=parts.num_kept_requests,
+            on_ended=observer.ended,
         )
         self._parts = parts
-        observer = observer if observer is not None else NoObserver()
         self._scheduler_inbox: Inbox[SchedulerMessage] = Inbox(
             scheduler_inbox_limit(self.registry.max_open, parts.facts.max_num_seqs)
         )

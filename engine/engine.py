@@ -176,6 +176,7 @@ class Engine:
         request = self._registry.enter(request_id, now, num_choices=num_choices, num_tokens=estimate_num_tokens(prompt))
         if options.label is not None:
             request.story.name = options.label
+        request.story.tag = options.tag
         if options.supersede_key is not None:
             older = self._registry.supersede(request, options.supersede_key)
             if older is not None:

@@ -7,11 +7,14 @@ for a step and for a request's end it gets one record.
 """
 
 import enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from .core.events import FinishReason
+
+if TYPE_CHECKING:
+    from .story import Story
 
 
 class AbortReason(enum.StrEnum):
@@ -149,6 +152,10 @@ class Observer(Protocol):
     def detokenized(self, seconds: float) -> None:
         """The detokenizer has taken a step's events in."""
 
+    def ended(self, story: "Story") -> None:
+        """A request is over that had come in, tokenized or not. Its story goes on for a moment: what it says of the end
+        is there when the caller has returned to the event loop, and does not change any more then."""
+
 
 class NoObserver:
     """Looks away."""
@@ -169,4 +176,7 @@ class NoObserver:
         pass
 
     def detokenized(self, seconds: float) -> None:
+        pass
+
+    def ended(self, story: "Story") -> None:
         pass

@@ -26,6 +26,8 @@ class RequestOptions:
     """Joined into the prefix hash: only requests with equal keys share cached blocks."""
     label: str | None = attrs.field(default=None, eq=False)
     """What its story and its trace call it; None: the request id that `generate` was given. Several may share one."""
+    tag: object = attrs.field(default=None, eq=False)
+    """Something of the caller's, which the request's story keeps and the engine does not look at."""
 
 
 DEFAULT_OPTIONS = RequestOptions()

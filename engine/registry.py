@@ -73,8 +73,15 @@ class Registry:
     """
 
     def __init__(
-        self, *, max_queued: int, max_running: int, max_queued_tokens: float = math.inf, num_kept: int = 0
+        self,
+        *,
+        max_queued: int,
+        max_running: int,
+        max_queued_tokens: float = math.inf,
+        num_kept: int = 0,
+        on_ended: Callable[[Story], None] = lambda story: None,
     ) -> None:
+        """`on_ended` is told of each story that is over; see `Observer.ended`."""
         self._max_queued = max_queued
         self._max_queued_tokens = max_queued_tokens
         self._num_queued_tokens = 0
@@ -86,6 +93,7 @@ class Registry:
         self._num_arrivals = 0
         self._kept: deque[Story] = deque(maxlen=num_kept)
         self._ended_times: deque[float] = deque(maxlen=64)
+        self._on_ended = on_ended
         self._all_left = ParkingSpot()
 
     @property
@@ -209,6 +217,7 @@ class Registry:
             self._ended_times.append(now)
             request.story.ended(now, None, None)
             self._kept.append(request.story)
+            self._on_ended(request.story)
         else:
             self._counts[stage] += 1
 

@@ -35,6 +35,8 @@ class Story:
     arrival_time: float
     created: float = attrs.field(factory=time.time)
     """Unix time."""
+    tag: object = None
+    """`RequestOptions.tag`."""
     num_choices: int = 1
     max_tokens: int | None = None
     num_prompt_tokens: int | None = None

@@ -61,6 +61,7 @@ class Tap(NoObserver):
         self.finished = inner.finished  # type: ignore[method-assign]
         self.aborted = inner.aborted  # type: ignore[method-assign]
         self.detokenized = inner.detokenized  # type: ignore[method-assign]
+        self.ended = inner.ended  # type: ignore[method-assign]
         self._bypass()
 
     @property
