@@ -61,6 +61,7 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         ("/v1/chat/completions/render", "POST", routes.render),
         ("/tokenize", "POST", routes.tokenize),
         ("/detokenize", "POST", routes.detokenize),
+        ("/tokenizer_info", "GET", routes.tokenizer_info),
         ("/v1/requests/<request_id>/cancel", "POST", routes.cancel),
         *ResponseRoutes(service).routes(),
         *MessageRoutes(service).routes(),
@@ -130,6 +131,11 @@ class _Routes:
             spelling = Spelling(engine.tokenizer)
             answer["token_strs"] = [spelling.text(token) for token in tokens]
         return answer_json(answer)
+
+    async def tokenizer_info(self) -> Response:
+        """What a client needs that tokenizes by way of this server (lm_eval's remote tokenizer): the special tokens."""
+        engine = self._service.engine
+        return answer_json({"model_max_length": engine.max_model_len, **engine.tokenizer.special_tokens})
 
     async def render(self) -> Response:
         """What a chat's model would read: the prompt and its tokens, after every check but those of sampling."""

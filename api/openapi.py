@@ -158,6 +158,7 @@ OPERATIONS = (
         method="post", path="/tokenize", summary="A prompt's or messages' tokens.", body=TokenizeRequest, errors=(404,)
     ),
     Operation(method="post", path="/detokenize", summary="The text of tokens.", body=DetokenizeRequest, errors=(404,)),
+    Operation(method="get", path="/tokenizer_info", summary="The tokenizer's special tokens."),
     Operation(method="get", path="/health", summary="Whether requests are answered.", errors=(503,), is_open=True),
     Operation(method="get", path="/version", summary="The server's version."),
     Operation(method="get", path="/metrics", summary="Prometheus metrics.", answers="text/plain"),

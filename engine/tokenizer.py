@@ -101,6 +101,11 @@ class TokenizerClient:
     def has_chat_template(self) -> bool:
         return self._tokenizer.has_chat_template
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Those that the tokenizer has one of each of, by transformers' names: bos_token, eos_token, …"""
+        return {name: token for name, token in self._tokenizer.special_tokens.items() if isinstance(token, str)}
+
     def chat_template(self, *, for_tools: bool) -> str | None:
         """The source of the model's chat template that renders a conversation with tools, or without."""
         templates = self._tokenizer.chat_templates

@@ -7,7 +7,7 @@ can be held in a stage for ever, and every test can wait for a request's end. Ho
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import trio
@@ -78,6 +78,7 @@ class FakeTokenizer:
 
     vocab_size = VOCAB_SIZE
     has_chat_template = True
+    special_tokens: ClassVar = {"eos_token": "$"}
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
         await trio.lowlevel.checkpoint()

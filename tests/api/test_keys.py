@@ -15,6 +15,7 @@ ROUTES = [
     ("GET", "/metrics"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
     ("GET", "/nothing"),
     ("OPTIONS", "/v1/models"),
     ("GET", "/v1/chat/completions"),

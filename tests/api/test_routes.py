@@ -58,7 +58,8 @@ async def test_the_version_is_shown() -> None:
 
 
 async def test_text_becomes_tokens_and_back() -> None:
-    """/tokenize takes a prompt or messages, with or without what the tokenizer adds; /detokenize is the way back."""
+    """/tokenize takes a prompt or messages, with or without what the tokenizer adds; /detokenize is the way back.
+    /tokenizer_info names the special tokens."""
     async with serving() as rig:
         body = (await rig.post("/tokenize", {"prompt": "ab"})).json()
         assert body == {"count": 3, "max_model_len": 4096, "tokens": [ord(letter) for letter in "^ab"]}
@@ -67,6 +68,7 @@ async def test_text_becomes_tokens_and_back() -> None:
         messages = [{"role": "user", "content": "x"}]
         body = (await rig.post("/tokenize", {"messages": messages, "add_generation_prompt": False})).json()
         back = (await rig.post("/detokenize", {"tokens": body["tokens"]})).json()
+        assert (await rig.client.get("/tokenizer_info")).json() == {"model_max_length": 4096, "eos_token": "$"}
         assert back == {"prompt": "<user>x"}
 
 
