@@ -1,6 +1,7 @@
 """Start `triolet serve` as a user would, ask one chat, break one stream off, see its blocks come back, stop it again.
 
-Uses the standard library alone: the environment it runs in has just what `pip install .` brings.
+The page of its metrics goes into the file that is named. Uses the standard library alone: the environment it runs in
+has just what `pip install .` brings.
 """
 
 import http.client
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 PROMPT = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -23,10 +25,14 @@ def post(port: int, body: dict[str, object]) -> http.client.HTTPResponse:
     return response
 
 
-def metric(port: int, name: str) -> float:
+def metrics(port: int) -> str:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", "/metrics")
-    page = connection.getresponse().read().decode()
+    return connection.getresponse().read().decode()
+
+
+def metric(port: int, name: str) -> float:
+    page = metrics(port)
     (value,) = re.findall(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", page, re.MULTILINE)
     return float(value)
 
@@ -66,7 +72,9 @@ def main() -> None:
             sys.exit("the server ended before it listened")
         rest = threading.Thread(target=lambda: [print("|", line, end="") for line in server.stdout or ()])
         rest.start()
-        exercise(int(found.group(1)))
+        port = int(found.group(1))
+        exercise(port)
+        Path(sys.argv[1]).write_text(metrics(port))
         server.terminate()
         status = server.wait(timeout=60)
         rest.join()
