@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-import torch
-from transformers import GgufConfig, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from tests.model.running import greedy_tokens
 from triolet.engine.config import EngineConfig
@@ -15,6 +14,7 @@ from triolet.model.source import resolve_source
 from triolet.model.tokenizer import load_tokenizer
 
 from .asking import Answer, ask_alone, ask_together, check_pool_is_free
+from .builtin import read_builtin
 from .models import Case, logits_along
 
 COUNT = 10
@@ -22,22 +22,6 @@ CHUNK = 16
 LEAST_GAP = 0.01
 """The logits of two float32 programs differ by some 1e-4 here: 30 layers, and values up to 30."""
 BLOCK_BYTES = 2 * 30 * 3 * 64 * 16 * 4
-CONFIG = LlamaConfig(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=30,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    max_position_embeddings=8192,
-    rms_norm_eps=1e-5,
-    rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-    tie_word_embeddings=True,
-    bos_token_id=None,
-    eos_token_id=None,
-    pad_token_id=0,
-)
-"""SmolLM2-135M-Instruct, as its authors published it."""
 CHATS = (
     "What is the capital of Italy?",
     "Name three primary colours.",
@@ -68,9 +52,7 @@ TEXTS = (
 def cases() -> list[Case]:
     """Twenty prompts with what `generate` says to each, up to where it first hesitated between two tokens."""
     source = resolve_source(None)
-    where = {"gguf_file": source.path.name, "quantization_config": GgufConfig(dequantize=True)}
-    # Given the configuration, transformers reads the file once less, which takes ten seconds.
-    model = LlamaForCausalLM.from_pretrained(source.path.parent, config=CONFIG, dtype=torch.float32, **where).eval()
+    model = read_builtin(source)
     tokenizer = load_tokenizer(source)
     chats = [tokenizer.render([{"role": "user", "content": chat}]) for chat in CHATS]
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in (*chats, *TEXTS)]

@@ -1,10 +1,10 @@
-"""langchain-openai: a chat, invoked and streamed, with log-probabilities; and an object of a class."""
+"""langchain-openai: a chat, invoked and streamed, with log-probabilities; an object of a class; vectors."""
 
 import sys
 
 import openai
 import pydantic
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 
 class City(pydantic.BaseModel):
@@ -24,6 +24,10 @@ def main(base_url: str) -> None:
     assert "Paris" in "".join(chunk.content for chunk in chat.stream("What is the capital of France?"))
     city = chat.with_structured_output(City, method="json_schema").invoke("Paris is the capital of France.")
     assert isinstance(city, City)
+    # Without this it cuts texts by OpenAI's own tokenizer, which it would fetch.
+    vectors = OpenAIEmbeddings(base_url=base_url, api_key="unused", model=model.id, check_embedding_ctx_length=False)
+    cat, dog = vectors.embed_documents(["a cat", "a dog"])
+    assert len(cat) == len(dog) > 100
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""litellm: a chat, plain and streamed, by way of its `openai/` provider."""
+"""litellm: a chat, plain and streamed, a JSON schema, and vectors, by way of its `openai/` provider."""
 
+import json
 import sys
 
 import litellm
@@ -13,6 +14,12 @@ def main(base_url: str) -> None:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     plain = litellm.completion(messages=messages, **how)
     assert "Paris" in plain.choices[0].message.content
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer = litellm.completion(messages=messages, response_format=form, **how)
+    assert isinstance(json.loads(answer.choices[0].message.content)["yes"], bool)
+    vectors = litellm.embedding(model=how["model"], input=["a", "b"], api_base=base_url, api_key="unused")
+    assert len(vectors.data) == 2
     chunks = litellm.completion(messages=messages, stream=True, **how)
     assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 

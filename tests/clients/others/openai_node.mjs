@@ -1,4 +1,4 @@
-// The openai package for Node: a chat, plain and streamed, with usage; an error with its field.
+// The openai package for Node: a chat, plain, streamed and left; a JSON schema, a response, vectors, an error.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 
@@ -19,5 +19,33 @@ for await (const chunk of stream) {
 }
 assert.equal(text, plain.choices[0].message.content);
 assert.equal(usage.completion_tokens, plain.usage.completion_tokens);
+
+// Leaving a stream: the client closes the connection, and the next answer is whole.
+for await (const chunk of await client.chat.completions.create({ ...how, max_tokens: 2000, stream: true })) {
+  if (chunk.choices[0]?.delta?.content) break;
+}
+
+const schema = {
+  type: "object",
+  properties: { name: { type: "string", maxLength: 20 }, is_capital: { type: "boolean" } },
+  required: ["name", "is_capital"],
+  additionalProperties: false,
+};
+const format = { type: "json_schema", json_schema: { name: "city", strict: true, schema } };
+const parsed = await client.chat.completions.parse({ ...how, max_tokens: 100, response_format: format });
+assert.equal(typeof parsed.choices[0].message.parsed.is_capital, "boolean");
+
+const response = await client.responses.create({ model: model.id, input: how.messages, temperature: 0, max_output_tokens: 30 });
+assert.match(response.output_text, /Paris/);
+const deltas = [];
+for await (const event of await client.responses.create({ model: model.id, input: "Hi", stream: true, max_output_tokens: 8 })) {
+  if (event.type === "response.output_text.delta") deltas.push(event.delta);
+}
+assert.ok(deltas.join(""));
+
+// The client asks for base64 and decodes it.
+const vectors = await client.embeddings.create({ model: model.id, input: ["a cat", "a dog"] });
+assert.equal(vectors.data.length, 2);
+assert.ok(Math.abs(vectors.data[0].embedding.reduce((sum, x) => sum + x * x, 0) - 1) < 1e-3);
 
 await assert.rejects(client.completions.create({ model: model.id, prompt: "a", temperature: 3 }), { param: "temperature" });
