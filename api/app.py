@@ -22,7 +22,7 @@ from .gate import CALLER
 from .keys import Caller
 from .live.route import BlockRoutes
 from .openapi import document
-from .rendering import chat_prompt, request_prompt, text_of
+from .rendering import chat_prompt, request_prompt, text_of, tools_of
 from .responses.views import ResponseRoutes
 from .service import Service
 from .tokens import Spelling
@@ -121,7 +121,7 @@ class _Routes:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Give either prompt or messages.", param="prompt")
         if body.messages is not None:
-            prompt = chat_prompt(self._service, body, body.messages)
+            prompt = chat_prompt(self._service, body, body.messages, use=tools_of(body))
         else:
             prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
         engine = self._service.engine

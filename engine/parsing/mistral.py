@@ -51,6 +51,8 @@ class MistralFormat(ToolFormat):
         return {"type": "triggered_tags", "triggers": [MARK], "tags": [tag]}
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        if self._named:
+            return f"{MARK}{name}{ARGS}{json.dumps(arguments, ensure_ascii=False)}"
         return f"{MARK}[{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}]"
 
     def _tag(self, function: Function, *, loose: bool = False) -> dict[str, Any]:
