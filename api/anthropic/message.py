@@ -71,7 +71,7 @@ class MessageFormat:
     def delta(self, answer: Answer, output: "Output") -> bytes:
         events = b"" if self._answer is not None else self._start(answer)
         self._answer = answer
-        for delta in _deltas_of(answer, output):
+        for delta in answer.deltas:
             match delta:
                 case Content(text):
                     events += self._grow(Content, {"type": "text_delta", "text": text}, text)
@@ -148,17 +148,15 @@ class MessageFormat:
         """Anthropic counts what the cache spared apart."""
         usage = usage_of([] if self._answer is None else [self._answer])
         cached = usage.prompt_tokens_details.cached_tokens
+        details = usage.completion_tokens_details
         return {
             "input_tokens": usage.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": usage.completion_tokens,
+            **({"output_tokens_details": {"thinking_tokens": details.reasoning_tokens}} if details else {}),
         }
 
 
 _TEXT = {"type": "text", "text": ""}
 _THINKING = {"type": "thinking", "thinking": "", "signature": ""}
-
-
-def _deltas_of(answer: Answer, output: "Output") -> list[Delta]:
-    return [Content(output.text)] if output.text else []

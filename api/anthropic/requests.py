@@ -4,13 +4,15 @@ A field that this server does not know is refused, as Anthropic refuses it. What
 accepted; what would change it and cannot be served is refused by name.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ...engine.core.errors import InvalidRequest
 from ..constraint import JsonSchemaFormat, ResponseFormat
-from ..wire import ChatRequest
+from ..wire import MAX_BIASED_TOKENS, ChatRequest, Effort
+from .tools import MessageTool, MessageToolChoice, chat_choice, chat_tools
 from .turns import Block, Turn, messages_of
 
 REFUSED = ("container", "mcp_servers", "context_management")
@@ -42,7 +44,7 @@ class ThinkingOptions(msgspec.Struct, kw_only=True):
     """Whether to think before answering; without it, not, as far as the model's template lets it be chosen."""
 
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -56,7 +58,7 @@ class OutputFormat(msgspec.Struct, kw_only=True):
 class OutputOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How much effort, and in which form."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 
@@ -66,6 +68,8 @@ class TokenCountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     messages: list[Turn]
     model: str | None = None
     system: str | list[Block] | None = None
+    tools: list[MessageTool] | None = None
+    tool_choice: MessageToolChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -97,12 +101,20 @@ class TokenCountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         """With what the two bodies have in common. A last turn of the assistant is gone on with."""
         messages = messages_of(self.messages, self.system)
         goes_on = messages[-1].role == "assistant"
+        effort = None if self.output_config is None else self.output_config.effort
+        one_call = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
         more["chat_template_kwargs"] = {**self._thinking(), **(self.chat_template_kwargs or {})}
         return ChatRequest(
             messages=messages,
             continue_final_message=goes_on or None,
             add_generation_prompt=not goes_on,
             response_format=self._format(),
+            tools=chat_tools(self.tools),
+            tool_choice=chat_choice(self.tool_choice),
+            parallel_tool_calls=False if one_call else None,
+            reasoning_effort=effort,
+            thinking_token_budget=None if self.thinking is None else self.thinking.budget_tokens,
+            include_reasoning=False if self.thinking is not None and self.thinking.display == "omitted" else None,
             **more,
         )
 
@@ -149,7 +161,7 @@ class MessagesRequest(TokenCountRequest, kw_only=True, forbid_unknown_fields=Tru
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_BIASED_TOKENS)] | None = None
     request_id: str | None = None
     timeout: float | None = None
     max_queue_time: float | None = None

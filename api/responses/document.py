@@ -12,6 +12,7 @@ import attrs
 import msgspec
 
 from ...engine.core.events import FinishReason
+from ...engine.parsing import CallArguments, CallStart, Content, Delta, Reasoning
 from ..answers import Answer, Usage, usage_of
 from ..errors import HttpError
 from ..tokens import Spelling
@@ -54,6 +55,8 @@ class Response:
         self._keep = keep
         self._events = Events()
         self._output = Output(self._events)
+        self._logprobs: list[bytes] = []
+        """Not told yet: entries as JSON, without brackets around them."""
         self._answer: Answer | None = None
         self._finish: FinishReason | None = None
         self._error: dict[str, Any] | None = None
@@ -70,13 +73,15 @@ class Response:
     def delta(self, answer: Answer, output: "EngineOutput") -> bytes:
         self._answer = answer
         self.status = "in_progress"
-        logprobs = None
         if self.asked.num_top is not None and output.logprobs:
             entries = self._spelling.chat(output.logprobs, self.asked.num_top)["content"]
-            logprobs = msgspec.json.encode(entries)
+            self._logprobs.append(msgspec.json.encode(entries)[1:-1])
+        events = b"".join(self._delta(delta) for delta in answer.deltas)
         if output.finish_reason is not None:
             self._finish = output.finish_reason
-        return self._output.text(output.text, logprobs) if output.text or logprobs else b""
+            if self._logprobs and self._output.is_text:
+                events += self._delta(Content(""))
+        return events
 
     def closing(self, usage: Usage, *, include_usage: bool = True) -> bytes:
         events = self._end(_STATUSES[self._finish or FinishReason.ABORT])
@@ -138,6 +143,19 @@ class Response:
             "usage": self._usage() if self.status in FINAL else None,
         }
 
+    def _delta(self, delta: Delta) -> bytes:
+        """Tokens whose text came to nothing yet are told with the next text; those of anything but text are not."""
+        logprobs, self._logprobs = self._logprobs, []
+        match delta:
+            case Content(text):
+                return self._output.text(text, b",".join(logprobs))
+            case Reasoning(text):
+                return self._output.reasoning(text)
+            case CallStart():
+                return self._output.call(delta.name, delta.id)
+            case CallArguments(_, text):
+                return self._output.arguments(text)
+
     def _end(self, status: str) -> bytes:
         if self.status in FINAL:
             return b""
@@ -163,6 +181,7 @@ class Response:
         if self._answer is None:
             return None
         usage = usage_of([self._answer])
+        details = usage.completion_tokens_details
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
@@ -170,7 +189,7 @@ class Response:
                 "cache_write_tokens": 0,
             },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": details.reasoning_tokens if details else 0},
             "total_tokens": usage.total_tokens,
         }
 

@@ -46,7 +46,7 @@ class MessageItem(Item):
     """What is said to the client: one part of text."""
 
     logprobs: list[bytes] = attrs.field(factory=list)
-    """Lists of entries, as JSON without their brackets."""
+    """Entries as JSON, without brackets around them."""
 
     def described(self) -> dict[str, Any]:
         content = [self.part()] if self.texts or self.status != "in_progress" else []
@@ -109,11 +109,15 @@ class Output:
         item.texts.append(text)
         return events + self._delta("response.reasoning_text.delta", item, text, {"content_index": 0})
 
-    def text(self, text: str, logprobs: bytes | None = None) -> bytes:
-        """`logprobs`: the entries of the text's tokens, a JSON list."""
+    @property
+    def is_text(self) -> bool:
+        """What comes last is text, or nothing has come."""
+        return isinstance(self._open, MessageItem) or not self._items
+
+    def text(self, text: str, entries: bytes = b"") -> bytes:
+        """`entries`: the log-probabilities of the text's tokens, JSON without brackets around them."""
         item, events = self._opened(MessageItem)
         item.texts.append(text)
-        entries = (logprobs or b"[]")[1:-1]
         if entries:
             item.logprobs.append(entries)
         told = {"content_index": 0, "logprobs": msgspec.Raw(b"[" + entries + b"]")}

@@ -12,8 +12,9 @@ from msgspec import Meta
 from ...engine.core.errors import InvalidRequest
 from ..constraint import JsonSchemaFormat, ResponseFormat
 from ..messages import Message
-from ..wire import ChatRequest
+from ..wire import MAX_BIASED_TOKENS, ChatRequest, Effort
 from .items import InputItem
+from .tools import ResponseTool, ResponseToolChoice, chat_tools, echoed
 
 MAX_ITEMS = 65536
 LOGPROBS = "message.output_text.logprobs"
@@ -46,6 +47,9 @@ PASSED = (
     "frequency_penalty",
     "repetition_penalty",
     "logit_bias",
+    "parallel_tool_calls",
+    "include_reasoning",
+    "thinking_token_budget",
     "chat_template_kwargs",
     "request_id",
     "timeout",
@@ -93,7 +97,7 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How much to think. Summaries are not made: what was thought is in the answer as it is."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -118,6 +122,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     include: list[str] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: str | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -146,7 +154,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_BIASED_TOKENS)] | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     request_id: str | None = None
     timeout: float | None = None
@@ -200,11 +210,15 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         """The chat whose answer is this response's. Raises InvalidRequest."""
         text_format = None if self.text is None else self.text.format
         passed = {name: getattr(self, name) for name in PASSED}
+        tools, tool_choice = chat_tools(self.tools, self.tool_choice)
         return ChatRequest(
             messages=messages,
             max_completion_tokens=self.max_output_tokens,
             logprobs=None if self.num_top is None else True,
             top_logprobs=self.num_top or None,
+            tools=tools,
+            tool_choice=tool_choice,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             response_format=None if text_format is None else text_format.to_chat(),
             **passed,
         )
@@ -216,17 +230,17 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
-            "max_tool_calls": None,
+            "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
             "reasoning": {"effort": effort, "summary": None},
             "safety_identifier": self.safety_identifier,
             "prompt_cache_key": self.prompt_cache_key,
             "service_tier": "default",
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "text": {"format": {k: v for k, v in msgspec.structs.asdict(text_format).items() if v is not None}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": "auto" if self.tool_choice is None else self.tool_choice,
+            "tools": echoed(self.tools),
             "top_logprobs": self.top_logprobs or 0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",

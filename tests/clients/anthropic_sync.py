@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import anthropic
 import pytest
@@ -88,6 +89,42 @@ def formed(client: anthropic.Anthropic, model: str) -> None:
     assert json.loads(message.content[0].text).keys() == {"city"}
 
 
+def calling(client: anthropic.Anthropic, model: str) -> None:
+    """A tool that is demanded, whole and streamed; then its result."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    asked: dict[str, Any] = {
+        "model": model,
+        "max_tokens": 200,
+        "messages": [{"role": "user", "content": "Remember the city of Rome."}],
+        "tools": [{"name": "remember", "description": "Remember a city.", "input_schema": schema, "strict": True}],
+        "extra_body": GREEDY,
+    }
+    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "remember"}):
+        message = client.messages.create(**asked, tool_choice=choice)
+        (block,) = message.content
+        assert block.type == "tool_use"
+        assert (block.name, block.input.keys()) == ("remember", {"city"})
+        assert message.stop_reason == "tool_use"
+        with client.messages.stream(**asked, tool_choice=choice) as stream:
+            pieces = [event.partial_json for event in stream if event.type == "input_json"]
+            final = stream.get_final_message()
+        assert len(pieces) > 1
+        assert final.content[0].type == "tool_use"
+        assert final.content[0].input == json.loads("".join(pieces)) == block.input
+    asked["messages"] += [
+        {"role": "assistant", "content": message.content},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "Remembered."}]},
+    ]
+    assert client.messages.count_tokens(**{n: asked[n] for n in ("model", "messages", "tools")}).input_tokens > 50
+    message = client.messages.create(**{**asked, "max_tokens": 40})
+    assert message.content
+
+
 def refused(client: anthropic.Anthropic, model: str) -> None:
     hi = [{"role": "user", "content": "Hi"}]
     for field, value in (("max_tokens", 0), ("temperature", 3), ("container", "c"), ("no_such_field", 1)):
@@ -106,7 +143,7 @@ def main(base_url: str) -> None:
     root = base_url.removesuffix("/v1")
     with anthropic.Anthropic(base_url=root, api_key="unused", max_retries=0) as client:
         model = client.models.list().data[0].id
-        for check in (whole, streamed, formed, refused):
+        for check in (whole, streamed, formed, calling, refused):
             check(client, model)
 
 

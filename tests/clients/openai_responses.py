@@ -115,6 +115,40 @@ def behind(client: openai.OpenAI, model: str) -> None:
     assert client.responses.retrieve(response.id).status == "cancelled"
 
 
+def calling(client: openai.OpenAI, model: str) -> None:
+    """A call that is demanded, streamed and parsed; then its result."""
+    tool = openai.pydantic_function_tool(City, name="remember", description="Remember a city.")
+    flat: Any = {"type": "function", **tool["function"]}
+    asked: dict[str, Any] = {
+        "model": model,
+        "input": "Remember the city of Rome in Italy.",
+        "tools": [flat],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_output_tokens": 300,
+    }
+    with client.responses.stream(**asked) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        final = stream.get_final_response()
+    (call,) = final.output
+    assert call.type == "function_call"
+    assert call.name == "remember"
+    assert len(pieces) > 2
+    assert "".join(pieces) == call.arguments
+    City.model_validate_json(call.arguments)
+    (again,) = client.responses.parse(**{**asked, "tools": [tool]}).output
+    assert again.type == "function_call"
+    assert isinstance(again.parsed_arguments, City)
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Remembered."}
+    more = client.responses.create(
+        model=model, input=[result], previous_response_id=final.id, tools=[flat], temperature=0, max_output_tokens=40
+    )
+    assert more.output_text
+    named = client.responses.create(**{**asked, "tool_choice": {"type": "function", "name": "remember"}})
+    assert named.output[0].type == "function_call"
+
+
 def refused(client: openai.OpenAI, model: str) -> None:
     for field, value in (
         ("max_output_tokens", 0),
@@ -138,7 +172,7 @@ def refused(client: openai.OpenAI, model: str) -> None:
 def main(base_url: str) -> None:
     with openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0) as client:
         (model,) = client.models.list().data
-        for check in (whole, streamed, parsed, behind, refused):
+        for check in (whole, streamed, parsed, behind, calling, refused):
             check(client, model.id)
 
 
