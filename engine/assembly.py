@@ -49,6 +49,8 @@ class EngineParts:
     step_timeout_s: float = math.inf
     max_losses_in_a_row: int = 3
     num_kept_requests: int = 256
+    depth: int = 1
+    """Steps on the device at a time, where whoever runs the parts follows the configuration."""
 
 
 class Assembly:

@@ -155,6 +155,7 @@ def _put_together(
         step_timeout_s=config.step_timeout or math.inf,
         max_losses_in_a_row=config.max_runner_losses,
         num_kept_requests=config.num_kept_requests,
+        depth=config.max_steps_in_flight or (2 if loaded.device == "cuda" else 1),
     )
 
 

@@ -19,11 +19,12 @@ def _at_least(low: int):  # type: ignore[no-untyped-def]
     return check
 
 
-def _one_of(*names: str | int):  # type: ignore[no-untyped-def]
+def _one_of(*names: str | int | None):  # type: ignore[no-untyped-def]
     def check(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
         if value not in names:
             flag = "--" + attribute.name.replace("_", "-")
-            raise ConfigurationError(f"{flag} must be one of {', '.join(map(str, names))}, not {value!r}.")
+            known = ", ".join(str(name) for name in names if name is not None)
+            raise ConfigurationError(f"{flag} must be one of {known}, not {value!r}.")
 
     return check
 
@@ -49,9 +50,9 @@ class EngineConfig:
     prefill_tokens_beside_decodes: int | None = attrs.field(default=None, validator=_at_least(0))
     """Most prompt tokens in a step in which others decode: it bounds how long a stream stands still while a long prompt
     arrives. None: 320 on a CPU, no limit on a GPU; 0 sets no limit."""
-    max_steps_in_flight: Literal[1, 2] = attrs.field(default=1, validator=_one_of(1, 2))
+    max_steps_in_flight: Literal[1, 2] | None = attrs.field(default=None, validator=_one_of(1, 2, None))
     """Steps on the device at a time: with 2 the next is planned while one computes, and an answer that ends has one
-    step computed in vain."""
+    step computed in vain. None: 2 on a GPU, 1 on a CPU."""
     block_size: int = attrs.field(default=16, validator=_at_least(1))
     """Tokens in a KV block."""
     kv_cache_memory: int | None = attrs.field(default=None, validator=_at_least(1))

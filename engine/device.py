@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import attrs
 import outcome
@@ -40,6 +40,29 @@ class Runner(Protocol):
     def reset(self) -> None:
         """Forget the batch, as if new; what the KV blocks hold stays. The next plan may have any number. Raises if the
         device no longer computes."""
+
+
+@runtime_checkable
+class RunnerAhead(Runner, Protocol):
+    """A runner that starts a step and gives its result later: the next plan is launched while one computes."""
+
+    @property
+    def num_under_way(self) -> int:
+        """Steps that were launched and not collected."""
+
+    def launch(self, plan: StepPlan, /) -> None:
+        """Start a step; does not wait for its tokens."""
+
+    def ready(self) -> bool:
+        """Whether the oldest step under way is done."""
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step under way, waited for."""
+
+
+POLL_S = 0.0002
+"""How often a step under way is asked whether it is done, while the next plan may come at any time."""
+MOST_UNDER_WAY = 2
 
 
 class DeviceFailed(TrioletError):
@@ -166,15 +189,53 @@ class ThreadDevice:
 
     def _loop(self, token: trio.lowlevel.TrioToken) -> None:
         """In the device thread."""
+
+        def answer(function: Callable[..., object], *args: object) -> None:
+            token.run_sync_soon(self._outcomes.put, outcome.capture(function, *args))
+
         while True:
-            job = self._jobs.get()
+            job = self._next_job()
             if isinstance(job, _Stop):
                 self._runner = None  # its memory goes in the thread that made it
                 return
-            if isinstance(job, StepPlan) and self._broken:
-                continue
-            answer = outcome.capture(job) if callable(job) else outcome.capture(self._execute, job)
-            token.run_sync_soon(self._outcomes.put, answer)
+            if job is None:
+                answer(self._collect)
+            elif callable(job):
+                answer(job)
+            elif not self._broken:
+                if isinstance(self._runner, RunnerAhead):
+                    self._launch(self._runner, job, answer)
+                else:
+                    answer(self._execute, job)
+
+    def _next_job(self) -> StepPlan | Callable[[], object] | _Stop | None:
+        """None: the oldest step under way is to be collected."""
+        runner = self._runner
+        if self._broken or not isinstance(runner, RunnerAhead) or not runner.num_under_way:
+            return self._jobs.get()
+        while runner.num_under_way < MOST_UNDER_WAY and not runner.ready():
+            with suppress(queue.Empty):
+                return self._jobs.get(timeout=POLL_S)
+        return None
+
+    def _launch(self, runner: RunnerAhead, plan: StepPlan, answer: Callable[..., None]) -> None:
+        """A step that cannot be started fails after those before it have landed."""
+        try:
+            runner.launch(plan)
+        except Exception as error:
+            while runner.num_under_way and not self._broken:
+                answer(self._collect)
+            if not self._broken:
+                self._broken = True
+                answer(_raise, DeviceFailed.by(error))
+
+    def _collect(self) -> StepResult:
+        assert isinstance(self._runner, RunnerAhead)
+        try:
+            return self._runner.collect()
+        except Exception as error:
+            self._broken = True
+            raise DeviceFailed.by(error) from error
 
     def _execute(self, plan: StepPlan) -> StepResult:
         if self._runner is None:
@@ -192,6 +253,10 @@ class ThreadDevice:
         except Exception as error:
             raise DeviceFailed.by(error, what="the device does not answer") from error
         self._broken = False
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class Portal(Generic[T]):

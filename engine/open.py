@@ -42,8 +42,8 @@ async def open_engine(
             nursery.start_soon(device.run)
             try:
                 parts = await build(config, device, progress)
-                depth, check = config.max_steps_in_flight, log.isEnabledFor(logging.DEBUG)
-                async with run_engine(parts, observer=observer, depth=depth, check=check) as engine:
+                check = log.isEnabledFor(logging.DEBUG)
+                async with run_engine(parts, observer=observer, depth=parts.depth, check=check) as engine:
                     yield engine
             finally:
                 device.close()
