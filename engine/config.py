@@ -74,13 +74,19 @@ class EngineConfig:
     """Seconds after which a step that has not landed turns /health and has a runner process replaced; 0: never."""
     max_runner_losses: int = attrs.field(default=3, validator=_at_least(0))
     """How often in a row a runner process is replaced; the next loss ends the engine."""
-    quantization: Literal["none", "int8", "int4"] = attrs.field(
-        default="none", validator=_one_of("none", "int8", "int4")
+    quantization: Literal["none", "fp8", "int8", "int4"] = attrs.field(
+        default="none", validator=_one_of("none", "fp8", "int8", "int4")
     )
-    """Weights of fewer bits, on a CPU: int8 by output channel; int4 in groups of 32, beside int8 for larger batches. A
-    GGUF file's own 4-bit weights stay as they are with int4."""
-    kv_cache_dtype: Literal["auto", "int8"] = attrs.field(default="auto", validator=_one_of("auto", "int8"))
-    """The type of the KV cache: auto is --dtype; int8 has a scale for each token and head, on a CPU."""
+    """Weights of fewer bits. On a CPU int8 by output channel, or int4 in groups of 32, beside int8 for larger batches;
+    a GGUF file's own 4-bit weights stay as they are with int4. On a GPU fp8, weights and activations, from Hopper on;
+    int8 and int4, weights alone, with torchao installed."""
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = attrs.field(
+        default="auto", validator=_one_of("auto", "fp8", "int8")
+    )
+    """The type of the KV cache: auto is --dtype; int8 has a scale for each token and head, on a CPU; fp8 (e4m3) a scale
+    for each head, on a GPU."""
+    enforce_eager: bool = False
+    """On a GPU record no CUDA graphs: slower steps, a faster start, some memory less."""
     num_kept_requests: int = attrs.field(default=256, validator=_at_least(0))
     """Ended requests whose story GET /v1/requests/{id} still tells."""
     max_logprobs: int = attrs.field(default=20, validator=_at_least(-1))

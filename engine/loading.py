@@ -27,6 +27,8 @@ from .sizing import (
 if TYPE_CHECKING:
     import torch
 
+    from ..model.device_step.assemble import StepLimits
+    from ..model.device_step.runner import DeviceRunner
     from ..model.grammar import Grammars
     from ..model.llama import LlamaModel
     from ..model.native.choose import NativeChoice
@@ -70,7 +72,7 @@ def make_runner(
 
 def _load(
     config: EngineConfig, source: "ModelSource", spec: "ModelSpec", max_model_len: int, report: Progress
-) -> tuple["ModelRunner", Loaded]:
+) -> tuple["ModelRunner | DeviceRunner", Loaded]:
     import torch
 
     from ..model.dtype import resolve_dtype
@@ -78,22 +80,26 @@ def _load(
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = resolve_dtype(config.dtype, spec.torch_dtype, device)
-    native = choose_native(
-        spec,
-        device=device,
-        dtype=dtype,
-        block_size=config.block_size,
-        backend=config.attention_backend,
-        quantization=config.quantization,
-        kv_cache_dtype=config.kv_cache_dtype,
-        progress=report,
-    )
+    asks_gpu = device.type == "cuda" or "fp8" in (config.quantization, config.kv_cache_dtype)
+    native = None
+    if not asks_gpu:
+        native = choose_native(
+            spec,
+            device=device,
+            dtype=dtype,
+            block_size=config.block_size,
+            backend=config.attention_backend,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+            progress=report,
+        )
+    runner: ModelRunner | DeviceRunner
     if native is not None:
         runner, size = _make_native_runner(config, source, spec, max_model_len, report, native)
         kv_dtype = native.kv.name.lower()
     else:
-        runner, size = _make_torch_runner(config, source, spec, max_model_len, report, device, dtype)
-        kv_dtype = str(dtype).removeprefix("torch.")
+        runner, size, kv_type = _make_torch_runner(config, source, spec, max_model_len, report, device, dtype)
+        kv_dtype = str(kv_type).removeprefix("torch.")
     loaded = Loaded(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
@@ -113,9 +119,13 @@ def _make_torch_runner(
     report: Progress,
     device: "torch.device",
     dtype: "torch.dtype",
-) -> tuple["ModelRunner", KVSize]:
+) -> tuple["ModelRunner | DeviceRunner", KVSize, "torch.dtype"]:
+    """The runner, the cache's size and its type."""
     import torch
 
+    from ..model.attention import choose_backend
+    from ..model.device_step.assemble import StepLimits, assemble
+    from ..model.formats import resolve_gpu_formats
     from ..model.kv import KVTensors
     from ..model.llama import build_model
     from ..model.runner import ModelRunner
@@ -123,21 +133,44 @@ def _make_torch_runner(
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(num_compute_threads(num_cores(), torch.get_num_threads()))
+    backend = choose_backend(config.attention_backend, device.type).name
+    formats = resolve_gpu_formats(
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        dtype=dtype,
+        device=device,
+        backend=backend,
+    )
     weights = _counted(read_weights(source, spec), report)
     model = build_model(spec, weights, dtype=dtype, device=device, max_model_len=max_model_len)
     dtype_name = str(dtype).removeprefix("torch.")
     log.info("weights loaded as %s on %s, %d compute threads", dtype_name, device, torch.get_num_threads())
-    memory_bytes = _kv_memory_bytes(config, model)
-    size, layer_groups = _size(config, spec, max_model_len, memory_bytes, spec.head_dim, dtype.itemsize)
+    limits = StepLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        enforce_eager=config.enforce_eager,
+    )
+    ahead = runs_ahead(device.type, backend)
+    memory_bytes = _kv_memory_bytes(config, model, limits if ahead else None, formats.kv)
+    size, layer_groups = _size(config, spec, max_model_len, memory_bytes, spec.head_dim, formats.kv.itemsize)
     kv = KVTensors(
         spec,
         num_blocks=size.num_blocks,
         block_size=size.block_size,
-        dtype=dtype,
+        dtype=formats.kv,
         device=device,
         layer_groups=layer_groups,
+        num_spare_blocks=int(ahead),
     )
-    return ModelRunner(model, kv=kv, attention_backend=config.attention_backend), size
+    if ahead:
+        return assemble(model, kv, limits=limits, kernels=backend, report=report), size, formats.kv
+    return ModelRunner(model, kv=kv, attention_backend=backend), size, formats.kv
+
+
+def runs_ahead(device_type: str, backend: str) -> bool:
+    """Whether steps keep their state on the device (model/device_step): with the kernels that graphs can hold."""
+    return device_type == "cuda" and backend == "triton"
 
 
 def _make_native_runner(
@@ -198,27 +231,34 @@ def _size(
     return size, layer_groups
 
 
-def _kv_memory_bytes(config: EngineConfig, model: "LlamaModel") -> int:
-    """What was asked for; else on a CPU a share of the free memory, on a GPU what the largest step leaves."""
-    from ..model.memory import default_kv_bytes, profiled_kv_bytes
+def _kv_memory_bytes(
+    config: EngineConfig, model: "LlamaModel", limits: "StepLimits | None", kv_dtype: "torch.dtype"
+) -> int:
+    """What was asked for; else on a CPU a share of the free memory, on a GPU what weights, the largest step and graphs
+    leave. `limits`: of the graphs that will be recorded; None: none will."""
+    from ..model.device_step.assemble import record_largest
+    from ..model.gpu_memory import CudaReader, plan_gpu_memory, run_largest_step, weight_bytes
+    from ..model.memory import default_kv_bytes
 
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     if model.device.type == "cpu":
         return default_kv_bytes(model.device)
-    largest_step = partial(_run_largest_step, model, config.max_num_batched_tokens, config.max_num_seqs)
-    return profiled_kv_bytes(largest_step, device=model.device, utilization=config.gpu_memory_utilization)
-
-
-def _run_largest_step(model: "LlamaModel", num_tokens: int, num_sequences: int) -> None:
-    """All that a step allocates but attention's own, which works in blocks: a full budget, every sequence sampled."""
-    import torch
-
-    with torch.inference_mode():
-        positions = torch.arange(num_tokens, device=model.device) % model.spec.max_position_embeddings
-        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
-        logits = model.forward(token_ids, positions, lambda layer, q, k, v: q.contiguous(), positions[:num_sequences])
-        logits.softmax(-1).sort(-1)
+    largest_step = partial(
+        run_largest_step, model, num_tokens=config.max_num_batched_tokens, num_sequences=config.max_num_seqs
+    )
+    graphs = None
+    if limits is not None and not limits.enforce_eager:
+        graphs = partial(record_largest, model, limits=limits, kv_dtype=kv_dtype)
+    memory = plan_gpu_memory(
+        weights=weight_bytes(model),
+        utilization=config.gpu_memory_utilization,
+        largest_step=largest_step,
+        graphs=graphs,
+        reader=CudaReader(model.device),
+    )
+    log.info("%s", memory)
+    return memory.kv_cache
 
 
 def _counted(weights: "Iterable[tuple[str, torch.Tensor]]", report: Progress) -> "Iterator[tuple[str, torch.Tensor]]":

@@ -19,7 +19,7 @@ from ..engine.core.pooling import Pooling
 from .attention.interface import Int32Array, Int64Array, StepLayout
 from .grammar import Grammars
 from .sampling import SamplingRows
-from .shaping import Shaper
+from .shaping import Shaper, at_end, shaper_of
 from .work import StepWork
 
 __all__ = ["KeptBatch", "StepWork"]
@@ -270,7 +270,7 @@ class KeptBatch:
         self._joined.append(joined)
         tokens = np.array(joined.token_ids, np.int64)
         self._tokens.append(tokens)
-        shaper = _shaper(joined, tokens, self._grammars)
+        shaper = shaper_of(joined, tokens, self._grammars)
         self._shapers.append(shaper)
         self._num_shaped += shaper is not None
 
@@ -362,7 +362,7 @@ class KeptBatch:
         early = columns["known"] - columns["num_prompt_tokens"] < columns["min_tokens"]
         pairs = ((int(i), int(rows[i])) for i in np.flatnonzero(early))
         # A grammar whose text is complete lets nothing come but the end.
-        return tuple((i, self._joined[row].end_token_ids) for i, row in pairs if not _at_end(self._shapers[row]))
+        return tuple((i, self._joined[row].end_token_ids) for i, row in pairs if not at_end(self._shapers[row]))
 
     def _find(self, sequence: SequenceId, what: str) -> int:
         row = self._row.get(sequence)
@@ -392,13 +392,3 @@ class KeptBatch:
 def _reports(joined: JoinedSequence) -> bool:
     """Whether it reports the log-probabilities of its tokens; a beam's candidates have them."""
     return joined.sampling.logprobs is not None and not joined.num_candidates
-
-
-def _at_end(shaper: Shaper | None) -> bool:
-    return shaper is not None and shaper.matcher is not None and shaper.matcher.at_end
-
-
-def _shaper(joined: JoinedSequence, tokens: Int64Array, grammars: Grammars | None) -> Shaper | None:
-    if not Shaper.is_needed(joined.sampling):
-        return None
-    return Shaper(joined.sampling, tokens[: joined.num_prompt_tokens], tokens[joined.num_prompt_tokens :], grammars)

@@ -1,16 +1,13 @@
-"""How much memory the KV cache gets: on a CPU a share of what is free, on a GPU what a trial run leaves.
+"""How much memory there is, and what a CPU's KV cache gets of it; a GPU's is planned in gpu_memory.py.
 
 The functions take the numbers they measure as optional arguments, so that each rule can be tried without the machine
 it is for.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import torch
-
-from ..engine.core.errors import ConfigurationError
 
 GIB = 1 << 30
 CPU_SHARE = 4
@@ -60,46 +57,6 @@ def host_memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgro
 def default_kv_bytes(device: torch.device | str = "cpu", *, free: int | None = None) -> int:
     """Bytes for a CPU's KV cache when the user names none: a quarter of the free memory, at most 4 GiB."""
     return min((free_memory(device) if free is None else free) // CPU_SHARE, CPU_BYTES_MAX)
-
-
-def profiled_kv_bytes(
-    profile: Callable[[], None],
-    *,
-    device: torch.device | str,
-    utilization: float,
-    measure: Callable[[Callable[[], None]], tuple[DeviceMemory, int]] | None = None,
-) -> int:
-    """Bytes for a GPU's KV cache: run the largest step once without one, then take what `utilization` leaves.
-
-        total * utilization - what is in use now (weights, other processes) - what the step took at its peak on top
-
-    `profile` runs that step; `measure` runs it and gives the memory before it and the bytes of its peak (by default
-    torch's own statistics of the device). Raises `ConfigurationError` naming the flag when nothing is left.
-    """
-    before, peak = (measure or _cuda_measure(torch.device(device)))(profile)
-    used = before.total - before.free
-    left = int(before.total * utilization) - used - peak
-    if left <= 0:
-        raise ConfigurationError(
-            f"No memory is left for the KV cache: of {before.total / GIB:.2f} GiB, --gpu-memory-utilization "
-            f"{utilization} allows {before.total * utilization / GIB:.2f}, {used / GIB:.2f} are in use and a step "
-            f"takes {peak / GIB:.2f}. Raise it, or lower --max-num-batched-tokens."
-        )
-    return left
-
-
-def _cuda_measure(device: torch.device) -> Callable[[Callable[[], None]], tuple[DeviceMemory, int]]:
-    def measure(profile: Callable[[], None]) -> tuple[DeviceMemory, int]:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        before, had = device_memory(device), torch.cuda.memory_allocated(device)
-        profile()
-        torch.cuda.synchronize(device)
-        peak = torch.cuda.max_memory_allocated(device) - had
-        torch.cuda.empty_cache()
-        return before, peak
-
-    return measure
 
 
 def _sysconf_memory() -> DeviceMemory:

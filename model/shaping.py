@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..engine.core.params import SamplingParams
+from ..engine.core.plan import JoinedSequence
 from ..engine.core.thinking import ThinkingTracker
 from .grammar import Grammars, Matcher
 
@@ -142,6 +143,18 @@ class Shaper:
     def bad_tokens(self) -> list[int]:
         """The last tokens of the bad words whose other tokens have just come."""
         return [word[-1] for word in self._bad_words if len(word) == 1 or self._tail[1 - len(word) :] == word[:-1]]
+
+
+def at_end(shaper: Shaper | None) -> bool:
+    """A grammar's text is complete: nothing may come but the end."""
+    return shaper is not None and shaper.matcher is not None and shaper.matcher.at_end
+
+
+def shaper_of(joined: JoinedSequence, tokens: Int64Array, grammars: Grammars | None) -> Shaper | None:
+    """What a sequence that joins with these tokens does to its logits; None: nothing."""
+    if not Shaper.is_needed(joined.sampling):
+        return None
+    return Shaper(joined.sampling, tokens[: joined.num_prompt_tokens], tokens[joined.num_prompt_tokens :], grammars)
 
 
 def shape(logits: Tensor, shaped: Shaped) -> None:

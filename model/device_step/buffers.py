@@ -29,7 +29,7 @@ class RowBuffers:
         """Tokens whose K and V are in the blocks."""
         self.active = column(torch.int64)
         """1 where the row decodes in the next step, 0 where it rests or nobody is."""
-        self.temperature = column(torch.float32)
+        self.temperature = column(torch.float64)
         self.top_k = column(torch.int64)
         self.top_p = column(torch.float64, 1)
         self.min_p = column(torch.float64)
@@ -84,7 +84,7 @@ class RowBuffers:
             column.index_copy_(0, where, values)
         fractions = self._transfers.upload(rows.fractions)
         for column, values in zip((self.temperature, self.top_p, self.min_p), fractions, strict=True):
-            column.index_copy_(0, where, values.to(column.dtype))
+            column.index_copy_(0, where, values)
 
     def _write_tables(self, entries: Int64Array) -> None:
         if int(entries[2].max()) >= self.table_width:

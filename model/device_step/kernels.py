@@ -1,9 +1,10 @@
 """What a step on the device is made of, between its matrix products; and the plain torch version of it.
 
-Every function here can be captured in a graph: shapes follow from the arguments' shapes, nothing is decided by what a
-tensor holds, nothing is read back. Slots below 0 are nobody's: what would be written there is dropped.
+Every function but the last can be captured in a graph: shapes follow from the arguments' shapes, nothing is decided by
+what a tensor holds, nothing is read back. Slots below 0 are nobody's: what would be written there is dropped.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ..attention.interface import AttentionShape
-from ..kv import KVTensors, as_movable
+from ..kv import KVTensors
 from ..layers.rms_norm import rms_norm
 from ..layers.rotary import Rotary
 from .sampling import DeviceSampling, sample_on_device
@@ -76,8 +77,8 @@ class Kernels(Protocol):
     def sample(self, logits: Tensor, rows: DeviceSampling) -> tuple[Tensor, Tensor]:
         """A token for each row of float32 logits, which may be changed, and whether they could be used; both int64."""
 
-    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy whole blocks in all layers; every source is read before any target is written."""
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks in all layers; every source is read before any target is written. Not in a graph."""
 
 
 class TorchKernels:
@@ -145,7 +146,5 @@ class TorchKernels:
     def sample(self, logits: Tensor, rows: DeviceSampling) -> tuple[Tensor, Tensor]:
         return sample_on_device(logits, rows)
 
-    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
-        for tensor in self._kv.tensors:
-            movable = as_movable(tensor)
-            movable.index_copy_(0, targets, movable.index_select(0, sources))
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._kv.copy_blocks(sources, targets)

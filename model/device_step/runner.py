@@ -243,8 +243,7 @@ class DeviceRunner:
             raise AssertionError(f"{len(plan.copy_sources)} blocks to copy, but {len(plan.copy_targets)} targets")
         if not plan.copy_sources:
             return
-        both = np.array((plan.copy_sources, plan.copy_targets), np.int64)
-        if both.min() < 0 or both.max() >= self.kv.num_blocks:
+        blocks = (*plan.copy_sources, *plan.copy_targets)
+        if min(blocks) < 0 or max(blocks) >= self.kv.num_blocks:
             raise AssertionError(f"a block is to be copied that is none of the {self.kv.num_blocks}")
-        sources, targets = self._transfers.upload(both)
-        self._kernels.copy_blocks(sources, targets)
+        self._kernels.copy_blocks(plan.copy_sources, plan.copy_targets)

@@ -14,7 +14,7 @@ class DeviceSampling:
     """What each row of the logits asks for: columns on the device, as `SamplingRows` has them on the host."""
 
     temperature: Tensor
-    """float32; 0 is greedy."""
+    """float64; 0 is greedy."""
     top_k: Tensor
     """int64; below 1: all."""
     top_p: Tensor
@@ -42,7 +42,7 @@ def sample_on_device(logits: Tensor, rows: DeviceSampling) -> tuple[Tensor, Tens
 
 def _draw(logits: Tensor, largest: Tensor, rows: DeviceSampling) -> Tensor:
     vocab = logits.shape[1]
-    scaled = (logits - largest[:, None]) / rows.temperature.clamp(min=1e-30)[:, None]
+    scaled = (logits - largest[:, None]) / rows.temperature.to(torch.float32).clamp(min=1e-30)[:, None]
     falling = scaled.sort(-1, descending=True).values
     floor = rows.min_p.log().to(torch.float32)
     kth = falling.gather(1, rows.top_k.clamp(1, vocab)[:, None] - 1).squeeze(1)

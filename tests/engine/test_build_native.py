@@ -77,8 +77,12 @@ async def test_flags_that_cannot_be_met_say_why(folder: Path, fields: dict[str, 
 
 def test_unknown_formats_list_the_known() -> None:
     """Before anything is loaded; an unknown carrier is refused likewise, and not taken for a thread."""
-    known = (("quantization", "none, int8, int4"), ("kv_cache_dtype", "auto, int8"), ("runner", "thread, process"))
-    for field, names in known:
+    known = {
+        "quantization": "none, fp8, int8, int4",
+        "kv_cache_dtype": "auto, fp8, int8",
+        "runner": "thread, process",
+    }
+    for field, names in known.items():
         flag = field.replace("_", "-")
         with pytest.raises(ConfigurationError, match=f"--{flag} must be one of {names}, not 'awq'"):
             EngineConfig(**{field: "awq"})  # type: ignore[arg-type]

@@ -12,11 +12,10 @@ from torch.utils._pytree import tree_flatten
 
 from tests.model.running import Driver, Running
 from triolet.engine.core.plan import StepResult
-from triolet.model.attention.interface import AttentionShape
+from triolet.model.device_step.assemble import make_kernels
 from triolet.model.device_step.buckets import decode_sizes, token_sizes
 from triolet.model.device_step.executor import StepExecutor
 from triolet.model.device_step.graphs import Graphs
-from triolet.model.device_step.kernels import TorchKernels
 from triolet.model.device_step.runner import MOST_STEPS_UNDER_WAY, DeviceRunner
 from triolet.model.device_step.transfer import HostTransfers, Int64Array
 from triolet.model.kv import KVTensors
@@ -126,6 +125,7 @@ class DeviceDriver(Driver):
         kv_dtype: torch.dtype | None = None,
         depth: int = MOST_STEPS_UNDER_WAY,
         max_model_len: int | None = None,
+        kernels: str = "torch",
     ) -> None:
         super().__init__(model, num_blocks=num_blocks, block_size=block_size)
         self.kv = KVTensors(
@@ -139,11 +139,11 @@ class DeviceDriver(Driver):
             tensor.view(torch.uint8).fill_(0xFF)  # NaN in every type
         self.graphs = graphs if graphs is not None else FakeGraphs()
         self.transfers = LateTransfers()
-        kernels = TorchKernels(AttentionShape.of(model.spec), self.kv, model.rotary, model.dtype)
+        made = make_kernels(kernels, model, self.kv, num_rows=max_num_seqs)
         self.executor = StepExecutor(
             model,
             self.kv,
-            kernels,
+            made,
             graphs=self.graphs,
             transfers=self.transfers,
             max_model_len=max_model_len or model.spec.max_position_embeddings,
@@ -153,7 +153,7 @@ class DeviceDriver(Driver):
         with torch.inference_mode():
             self.executor.capture()
         self.device_runner = DeviceRunner(
-            model, kv=self.kv, kernels=kernels, executor=self.executor, transfers=self.transfers
+            model, kv=self.kv, kernels=made, executor=self.executor, transfers=self.transfers
         )
         self.runner = self.device_runner  # type: ignore[assignment]
         self.depth = depth

@@ -338,3 +338,24 @@ def test_a_reset_forgets_the_steps_under_way(model: LlamaModel, answers: dict[tu
     driver.running.pop(name)
     back = driver.join(known, num_prompt=len(prompt), computed=len(prompt), table=run.table)
     assert driver.generate(back, COUNT) == answers[prompt]
+
+
+def test_the_gpu_s_kernels_by_their_references(model: LlamaModel, answers: dict[tuple[int, ...], list[int]]) -> None:
+    """The launchers of the Triton kernels, which compute their references here: the same tokens, with a copy and a
+    draw."""
+    driver = DeviceDriver(model, num_blocks=256, kernels="triton", graphs=NoGraphs(), pieces=False)
+    names = [driver.join(prompt) for prompt in answers]
+    for name, answer in zip(names, answers.values(), strict=True):
+        assert driver.generate(name, COUNT, limit=16) == answer
+    driver.leave(names[0])
+    prompt = list(answers)[3]
+    first = driver.join(prompt)
+    driver.generate(first, 6)
+    driver.launch(**fork(driver, first))
+    for name in list(driver.running)[-2:]:
+        assert driver.generate(name, COUNT) == answers[prompt]
+    sampling = SamplingParams(temperature=0.9, top_k=20, top_p=0.9)
+    host = Driver(model)
+    expected = host.generate(host.join([1, 2, 3], sampling=sampling, seed=4), COUNT)
+    driver.leave(first)
+    assert driver.generate(driver.join([1, 2, 3], sampling=sampling, seed=4), COUNT) == expected

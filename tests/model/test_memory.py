@@ -1,6 +1,5 @@
 """How much memory the KV cache gets, and which dtype: rules tried without the machines they are for."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from triolet.engine.core.errors import ConfigurationError, ModelLoadError
 from triolet.model import memory
 from triolet.model.dtype import bfloat16_is_fast, resolve_dtype
-from triolet.model.memory import GIB, DeviceMemory, default_kv_bytes, host_memory, profiled_kv_bytes
+from triolet.model.memory import GIB, DeviceMemory, default_kv_bytes, host_memory
 
 MEMINFO = (
     "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       0\n"
@@ -58,34 +57,6 @@ def test_without_meminfo_half_of_the_memory_is_taken_to_be_free(tmp_path: Path, 
     """Other systems than Linux."""
     found = machine(tmp_path, meminfo=meminfo)
     assert found.free == found.total // 2 > 0
-
-
-def measured(total: float, free: float, peak: float) -> Callable[[Callable[[], None]], tuple[DeviceMemory, int]]:
-    def measure(profile: Callable[[], None]) -> tuple[DeviceMemory, int]:
-        profile()
-        return DeviceMemory(total=int(total * GIB), free=int(free * GIB)), int(peak * GIB)
-
-    return measure
-
-
-def test_a_gpu_is_filled_up_to_its_share() -> None:
-    """Total × utilization, less what is in use, less the peak of a step; the step is run once."""
-    runs: list[int] = []
-    left = profiled_kv_bytes(
-        lambda: runs.append(1), device="cuda", utilization=0.9, measure=measured(total=80, free=60, peak=4)
-    )
-    assert left == int(80 * GIB * 0.9) - 20 * GIB - 4 * GIB
-    assert runs == [1]
-
-
-def test_a_full_gpu_is_refused_with_its_arithmetic() -> None:
-    """The message names the flag and every number."""
-    with pytest.raises(ConfigurationError) as error:
-        profiled_kv_bytes(lambda: None, device="cuda", utilization=0.5, measure=measured(total=8, free=5, peak=1.5))
-    assert str(error.value) == (
-        "No memory is left for the KV cache: of 8.00 GiB, --gpu-memory-utilization 0.5 allows 4.00, 3.00 are in use "
-        "and a step takes 1.50. Raise it, or lower --max-num-batched-tokens."
-    )
 
 
 @pytest.mark.parametrize(
