@@ -51,6 +51,8 @@ class EngineParts:
     num_kept_requests: int = 256
     depth: int = 1
     """Steps on the device at a time, where whoever runs the parts follows the configuration."""
+    scheduling_policy: str = "fcfs"
+    """What the scheduler's policy is called."""
 
 
 class Assembly:
@@ -103,6 +105,7 @@ class Assembly:
                 self._scheduler_inbox,
                 pause=self._loop.pause,
                 reset_cache=parts.cache.reset,
+                policy=parts.scheduling_policy,
             ),
             inside=Inside(parts.scheduler, parts.cache, self.registry, self.read_stats),
             read_stuck=lambda: self._loop.stuck,

@@ -156,6 +156,7 @@ def _put_together(
         max_losses_in_a_row=config.max_runner_losses,
         num_kept_requests=config.num_kept_requests,
         depth=config.max_steps_in_flight or (2 if loaded.device == "cuda" else 1),
+        scheduling_policy=config.scheduling_policy,
     )
 
 

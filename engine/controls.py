@@ -10,6 +10,7 @@ import attrs
 import trio
 
 from .core.errors import InvalidRequest, Overloaded
+from .core.policy import POLICIES, make_policy
 from .core.scheduler import Scheduler
 from .inbox import Inbox
 from .messages import AtBoundary, SchedulerMessage
@@ -20,11 +21,13 @@ from .registry import Registry
 class Settings:
     """What can change. See `EngineConfig` for what each means."""
 
+    max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
     max_num_queued_reqs: int
     max_num_queued_tokens: int
     """0 sets no limit."""
+    scheduling_policy: str
     paused: bool = False
     """No step is planned; requests are taken in, and wait."""
 
@@ -45,7 +48,9 @@ class Controls:
         *,
         pause: Callable[[bool], None],
         reset_cache: Callable[[], bool],
+        policy: str = "fcfs",
     ) -> None:
+        """`policy`: what the scheduler's is called."""
         self._scheduler = scheduler
         self._registry = registry
         self._inbox = inbox
@@ -54,7 +59,10 @@ class Controls:
         self._paused = False
         self._under_way = False
         limits = scheduler.config
+        self._most_seqs = limits.max_num_seqs
         self._most_tokens = limits.max_num_batched_tokens
+        self._policy = policy
+        self._policies = tuple(dict.fromkeys((*POLICIES, policy)))
         self._most_queued = registry.max_queued
 
     @property
@@ -62,39 +70,66 @@ class Controls:
         """As they are now; running out of memory may have lowered `max_num_batched_tokens`."""
         limits = self._scheduler.config
         return Settings(
+            max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             long_prefill_token_threshold=limits.long_prefill_token_threshold,
             max_num_queued_reqs=self._registry.max_queued,
             max_num_queued_tokens=self._registry.max_queued_tokens,
+            scheduling_policy=self._policy,
             paused=self._paused,
         )
 
     async def change(
         self,
         *,
+        max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
+        scheduling_policy: str | None = None,
     ) -> Settings:
         """All of it or nothing. Raises InvalidRequest naming the setting: memory was measured for the steps that the
-        engine was started with, and its inboxes for that queue, so neither grows beyond."""
-        low = self._scheduler.config.max_num_seqs
+        engine was started with, and its inboxes for that queue, so neither grows beyond. A policy is one of our own, or
+        that which the engine was started with: no code is imported because a request names it."""
+        now = self._scheduler.config
+        budget = now.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
+        _check("max_num_seqs", max_num_seqs, 1, max(1, min(self._most_seqs, budget)))
+        low = now.max_num_seqs if max_num_seqs is None else max_num_seqs
         _check("max_num_batched_tokens", max_num_batched_tokens, low, self._most_tokens)
+        if scheduling_policy is not None and scheduling_policy not in self._policies:
+            raise InvalidRequest(
+                f"scheduling_policy must be one of {', '.join(self._policies)}, not {scheduling_policy[:64]!r}.",
+                param="scheduling_policy",
+            )
         _check("long_prefill_token_threshold", long_prefill_token_threshold, 0, None)
         _check("max_num_queued_reqs", max_num_queued_reqs, 1, self._most_queued)
         _check("max_num_queued_tokens", max_num_queued_tokens, 0, None)
         asked = {
+            "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
             "long_prefill_token_threshold": long_prefill_token_threshold,
         }
         limits = {name: value for name, value in asked.items() if value is not None}
+        needed: list[int] = []
 
         def apply() -> None:
-            self._scheduler.set_limits(attrs.evolve(self._scheduler.config, **limits))
+            scheduler = self._scheduler
+            if max_num_seqs is not None and max_num_seqs < scheduler.most_answers:
+                needed.append(scheduler.most_answers)
+                return
+            scheduler.set_limits(attrs.evolve(scheduler.config, **limits))
             self._registry.set_limits(max_queued=max_num_queued_reqs, max_queued_tokens=max_num_queued_tokens)
+            if scheduling_policy is not None and scheduling_policy != self._policy:
+                scheduler.set_policy(make_policy(scheduling_policy))
+                self._policy = scheduling_policy
 
         await self._at_boundary(apply)
+        if needed:
+            raise InvalidRequest(
+                f"max_num_seqs must be at least {needed[0]} as long as a request with so many answers is open.",
+                param="max_num_seqs",
+            )
         return self.settings
 
     async def pause(self, paused: bool) -> Settings:

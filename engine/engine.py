@@ -234,7 +234,7 @@ class Engine:
                 params,
                 num_prompt_tokens=len(token_ids),
                 max_model_len=limit,
-                max_num_seqs=self._facts.max_num_seqs,
+                max_num_seqs=self.controls.settings.max_num_seqs,
             )
         if params.bad_words:
             bad_words = self.tokenizer.bad_word_token_ids(params.bad_words)

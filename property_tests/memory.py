@@ -157,7 +157,7 @@ class MemoryDevice:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._windows = windows
-        self._limits = (max_num_seqs, max_num_batched_tokens)
+        self.limits = (max_num_seqs, max_num_batched_tokens)
         self._memory: list[list[Cell | None]] = [[None] * block_size for _ in range(num_blocks)]
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -172,9 +172,9 @@ class MemoryDevice:
         chunks = dict(zip(plan.chunk_sequences, plan.chunk_lengths, strict=True))
         lengths = {sequence: chunks.get(sequence, 1) for sequence in self.rows}
         assert len(self.rows) == plan.num_sequences, "S1: device and scheduler count the batch alike"
-        assert len(self.rows) <= self._limits[0], "S1: the sequence cap holds"
+        assert len(self.rows) <= self.limits[0], "S1: the sequence cap holds"
         assert sum(lengths.values()) == plan.num_tokens, "S1: device and scheduler count the tokens alike"
-        assert plan.num_tokens <= self._limits[1], "S1: the token budget holds"
+        assert plan.num_tokens <= self.limits[1], "S1: the token budget holds"
         self.num_computed_tokens += plan.num_tokens
         self._write(lengths)
         return self._sample(plan.step, lengths)

@@ -162,6 +162,14 @@ class World:
         assert not self.open, "S6: requests are open and nothing runs"
         return False
 
+    def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Others from the next plan on; the device asserts them from then on."""
+        limits = attrs.evolve(
+            self.scheduler.config, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
+        self.scheduler.set_limits(limits)
+        self.device.limits = (max_num_seqs, max_num_batched_tokens)
+
     def lose_device(self) -> None:
         """The device is replaced by a new one: its memory, its batch and the steps in flight are gone."""
         self._results.clear()

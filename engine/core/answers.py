@@ -31,6 +31,10 @@ class Answers:
         self._stats = stats
         self._samples: dict[SequenceId, list[tuple[TokenId, TokenLogprobs | None]]] = {}
 
+    def set_policy(self, waiting: Policy) -> None:
+        """What waits is in it already."""
+        self._waiting = waiting
+
     def forget_samples(self) -> None:
         """The steps in flight are lost: first tokens that came without their siblings are drawn again."""
         self._samples.clear()

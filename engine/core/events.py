@@ -26,6 +26,8 @@ class PreemptReason(enum.StrEnum):
     """A running sequence needed a block, and none was free."""
     PRIORITY = "priority"
     """A better one waited."""
+    LIMIT = "limit"
+    """Fewer sequences may run than did (`Scheduler.set_limits`)."""
     DEVICE = "device"
     """The device lost what it had computed."""
 

@@ -46,6 +46,8 @@ class Planner:
     ) -> None:
         """`expire` ends a waiting sequence that its deadline leaves no time for."""
         self.config = config
+        self.most_slots = config.max_num_seqs
+        """Slots that may be taken until the next plan: those of the last one where fewer are allowed since."""
         self._cache = cache
         self._waiting = waiting
         self._running = running
@@ -55,6 +57,15 @@ class Planner:
         self._num_in_flight = 0
         self._gives_way = False  # somebody is to be preempted for a better one, once no step is in flight
 
+    def set_limits(self, config: SchedulerConfig) -> None:
+        """Others from the next plan on. Who runs beyond them waits again then, the worst first."""
+        self.config = config
+        self.most_slots = max(self.most_slots, config.max_num_seqs)
+
+    def set_policy(self, waiting: Policy) -> None:
+        """What waits is in it already."""
+        self._waiting = waiting
+
     def plan(
         self, step: int, num_in_flight: int, *, now: float, fastest_step_s: float
     ) -> tuple[StepPlan, list[Sequence]] | None:
@@ -63,9 +74,10 @@ class Planner:
         None: nothing can run before a step in flight lands or somebody comes.
         """
         self._num_in_flight = num_in_flight
-        if self._gives_way and num_in_flight:
+        if (self._gives_way or self._running.num_slots > self.config.max_num_seqs) and num_in_flight:
             return None
         self._gives_way = False
+        self._keep_to_slots()
         draft = Draft(budget=self.config.max_num_batched_tokens)
         if not self._grow_decodes(draft):
             return None
@@ -74,6 +86,12 @@ class Planner:
         if not draft.short_of_blocks:
             self._admit(draft, now, fastest_step_s)
         return self._seal(draft, step) if draft.num_tokens else None
+
+    def _keep_to_slots(self) -> None:
+        while self._running.num_slots > self.config.max_num_seqs:
+            self._stats.num_preemptions += 1
+            self.put_back(self._running.worst(self._waiting.rank), PreemptReason.LIMIT)
+        self.most_slots = self.config.max_num_seqs
 
     # Decodes
 

@@ -108,9 +108,29 @@ class Scheduler:
         """The most tokens that any running sequence has computed."""
         return max((sequence.num_computed for sequence in self._running), default=0)
 
+    @property
+    def most_answers(self) -> int:
+        """The most answers that any open request asks for. O(open requests)."""
+        return max((group.request.params.n for group in self._groups.values()), default=1)
+
     def set_limits(self, limits: SchedulerConfig) -> None:
-        """Another token budget from the next plan on; `max_num_seqs` must stay as it is."""
-        self.config = self._planner.config = limits
+        """Others from the next plan on. Where fewer sequences may run than do, the worst wait again, in their places,
+        once the steps in flight have landed. `max_num_seqs` must hold `most_answers`."""
+        if limits.max_num_seqs < self.most_answers:
+            raise AssertionError(f"an open request needs {self.most_answers} sequences at once")
+        self.config = limits
+        self._planner.set_limits(limits)
+
+    def set_policy(self, policy: Policy) -> None:
+        """Another order of who waits, from the next plan on; `policy` is empty. What waits keeps its arrival, and what
+        runs goes on; counts that the old one kept (of a key's tokens) are gone with it."""
+        waiting = self._waiting
+        while (sequence := waiting.peek()) is not None:
+            waiting.remove(sequence)
+            policy.push(sequence)
+        self._waiting = policy
+        self._planner.set_policy(policy)
+        self._answers.set_policy(policy)
 
     def submit(self, request: Request) -> None:
         """Let a request wait. Its id must not be open. One that could never run gets its terminal event at once."""
@@ -276,8 +296,8 @@ class Scheduler:
                 raise AssertionError(f"{sequence.request.id} computes tokens it has no blocks for")
             if sequence not in sequence.group.sequences or sequence.request.id not in self._groups:
                 raise AssertionError(f"{sequence.request.id} runs and is not open")
-        if self._running.num_slots > self.config.max_num_seqs:
-            raise AssertionError(f"{self._running.num_slots} sequences run, {self.config.max_num_seqs} may (S1)")
+        if self._running.num_slots > self._planner.most_slots:
+            raise AssertionError(f"{self._running.num_slots} sequences run, {self._planner.most_slots} may (S1)")
         num_live = sum(len(group.sequences) for group in self._groups.values())
         num_closing = len(self._running.by_id) - len(self._running)
         if num_live != self.num_running + self.num_waiting + num_closing:

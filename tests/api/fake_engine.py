@@ -129,6 +129,8 @@ class FakeControls:
 
     def __init__(self) -> None:
         self.settings = Settings(
+            max_num_seqs=256,
+            scheduling_policy="fcfs",
             max_num_batched_tokens=2048,
             long_prefill_token_threshold=0,
             max_num_queued_reqs=16,

@@ -88,7 +88,10 @@ async def test_settings_are_shown_and_changed() -> None:
         assert (body["object"], body["max_num_batched_tokens"], body["paused"]) == ("settings", 2048, False)
         response = await rig.client.patch("/admin/settings", json={"max_num_batched_tokens": 64})
         assert response.json()["max_num_batched_tokens"] == 64
-        response = await rig.client.patch("/admin/settings", json={"max_num_seqs": 64})
+        change = {"max_num_seqs": 32, "scheduling_policy": "fair"}
+        body = (await rig.client.patch("/admin/settings", json=change)).json()
+        assert change.items() <= body.items()
+        response = await rig.client.patch("/admin/settings", json={"block_size": 64})
         assert response.status_code == 400
         assert (await rig.client.post("/admin/pause")).json()["paused"] is True
         assert (await rig.client.post("/admin/resume")).json()["paused"] is False

@@ -5,8 +5,10 @@ import trio
 import trio.testing
 
 from triolet.engine.core.errors import InvalidRequest, Overloaded
+from triolet.engine.core.events import PreemptReason
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.open import run_engine
+from triolet.engine.options import RequestOptions
 
 from .simulated import simulate
 
@@ -84,9 +86,79 @@ async def test_a_change_whose_asker_leaves_comes_to_hold_as_a_whole(mock_clock: 
         assert (settings.max_num_batched_tokens, settings.max_num_queued_reqs) == (4, 1)
 
 
+async def test_fewer_slots_hold_from_the_next_step_and_nobody_is_lost(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Of four that run two wait again, the last that came; all say what they would have said."""
+    simulation = simulate(max_num_seqs=4)
+    said: dict[int, str] = {}
+    async with run_engine(simulation.parts, check=True) as engine:
+
+        async def ask(number: int) -> None:
+            async with engine.generate("hello you\n", request_id=f"r{number}") as stream:
+                said[number] = "".join([output.text async for output in stream])
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(ask, number)
+                await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(2)
+            assert engine.stats().running == 4
+            assert (await engine.controls.change(max_num_seqs=2)).max_num_seqs == 2
+            await trio.sleep(1)
+            assert engine.stats().running == 2
+        assert said == dict.fromkeys(range(4), "hello you")
+        reasons = {story.name: [reason for _, reason in story.preemptions] for story in engine.stories()}
+        assert reasons == {"r0": [], "r1": [], "r2": [PreemptReason.LIMIT], "r3": [PreemptReason.LIMIT]}
+        assert engine.stats().preemptions == 2
+
+
+async def test_who_waits_is_admitted_in_the_new_order(autojump_clock: trio.testing.MockClock) -> None:
+    """Three wait for one slot: a change to priority turns their order around, one to fcfs turns it back."""
+    async with run_engine(simulate(max_num_seqs=1).parts, check=True) as engine:
+
+        async def admitted(policy: str) -> list[str]:
+            await engine.controls.pause(True)
+            async with trio.open_nursery() as nursery:
+                for number in range(3):
+                    options = RequestOptions(priority=-number)
+                    nursery.start_soon(follow, f"{policy}-{number}", options)
+                    await trio.testing.wait_all_tasks_blocked()
+                assert (await engine.controls.change(scheduling_policy=policy)).scheduling_policy == policy
+                await engine.controls.pause(False)
+            told = [story for story in engine.stories() if story.name.startswith(policy)]
+            return [story.name[-1] for story in sorted(told, key=lambda story: story.admitted_time or 0)]
+
+        async def follow(name: str, options: RequestOptions) -> None:
+            async with engine.generate("hi\n", request_id=name, options=options) as stream:
+                _ = [output async for output in stream]
+
+        assert await admitted("priority") == ["2", "1", "0"]
+        assert await admitted("fcfs") == ["0", "1", "2"]
+        assert await admitted("fair") == ["0", "1", "2"]
+
+
+async def test_slots_for_an_open_request_s_answers_stay(autojump_clock: trio.testing.MockClock) -> None:
+    """With a request of three answers there are three slots at least; later ones may ask for no more than there are."""
+    async with run_engine(simulate(max_num_seqs=4).parts, check=True) as engine:
+        async with engine.generate("hi\n", SamplingParams(n=3)) as stream:
+            with pytest.raises(InvalidRequest) as caught:
+                await engine.controls.change(max_num_seqs=2, max_num_queued_reqs=1)
+            expected = "max_num_seqs must be at least 3 as long as a request with so many answers is open."
+            assert (caught.value.message, caught.value.param) == (expected, "max_num_seqs")
+            assert engine.controls.settings.max_num_queued_reqs == 16
+            assert len({output.choice async for output in stream}) == 3
+        await engine.controls.change(max_num_seqs=2)
+        with pytest.raises(InvalidRequest, match=r"^n must be at most 2 on this server, not 3\.$"):
+            await engine.generate("hi\n", SamplingParams(n=3)).__aenter__()
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("max_num_seqs", 0, "max_num_seqs must be from 1 to 2, not 0."),
+        ("max_num_seqs", 3, "max_num_seqs must be from 1 to 2, not 3."),
+        ("scheduling_policy", "os:system", "scheduling_policy must be one of fcfs, priority, fair, not 'os:system'."),
         ("max_num_batched_tokens", 1, "max_num_batched_tokens must be from 2 to 64, not 1."),
         ("max_num_batched_tokens", 65, "max_num_batched_tokens must be from 2 to 64, not 65."),
         ("max_num_queued_reqs", 9, "max_num_queued_reqs must be from 1 to 8, not 9."),
@@ -95,7 +167,7 @@ async def test_a_change_whose_asker_leaves_comes_to_hold_as_a_whole(mock_clock: 
     ],
 )
 async def test_what_memory_was_not_measured_for_is_refused(
-    field: str, value: int, message: str, autojump_clock: trio.testing.MockClock
+    field: str, value: int | str, message: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Naming the setting and its bounds; nothing has changed."""
     parts = simulate(max_num_batched_tokens=64, max_num_seqs=2, max_num_queued_reqs=8).parts
