@@ -1,4 +1,4 @@
-"""litellm: a chat, plain and streamed, a JSON schema, and vectors, by way of its `openai/` provider."""
+"""litellm: a chat, plain and streamed, a JSON schema, a tool, and vectors, by way of its `openai/` provider."""
 
 import json
 import sys
@@ -18,6 +18,10 @@ def main(base_url: str) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     answer = litellm.completion(messages=messages, response_format=form, **how)
     assert isinstance(json.loads(answer.choices[0].message.content)["yes"], bool)
+    tool = {"type": "function", "function": {"name": "answer", "parameters": schema}}
+    chosen = {"type": "function", "function": {"name": "answer"}}
+    asked = litellm.completion(messages=messages, tools=[tool], tool_choice=chosen, **how)
+    assert isinstance(json.loads(asked.choices[0].message.tool_calls[0].function.arguments)["yes"], bool)
     vectors = litellm.embedding(model=how["model"], input=["a", "b"], api_base=base_url, api_key="unused")
     assert len(vectors.data) == 2
     chunks = litellm.completion(messages=messages, stream=True, **how)

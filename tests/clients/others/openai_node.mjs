@@ -1,4 +1,4 @@
-// The openai package for Node: a chat, plain, streamed and left; a JSON schema, a response, vectors, an error.
+// The openai package for Node: a chat, plain, streamed and left; a JSON schema, a tool, a response, vectors, an error.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 
@@ -34,6 +34,12 @@ const schema = {
 const format = { type: "json_schema", json_schema: { name: "city", strict: true, schema } };
 const parsed = await client.chat.completions.parse({ ...how, max_tokens: 100, response_format: format });
 assert.equal(typeof parsed.choices[0].message.parsed.is_capital, "boolean");
+
+const tools = [{ type: "function", function: { name: "note_city", parameters: schema } }];
+const noted = client.chat.completions.stream({ ...how, max_tokens: 100, tools, tool_choice: "required", parallel_tool_calls: false });
+const [call] = (await noted.finalMessage()).tool_calls;
+assert.equal(call.function.name, "note_city");
+assert.equal(typeof JSON.parse(call.function.arguments).is_capital, "boolean");
 
 const response = await client.responses.create({ model: model.id, input: how.messages, temperature: 0, max_output_tokens: 30 });
 assert.match(response.output_text, /Paris/);
