@@ -7,6 +7,7 @@ import attrs
 import msgspec
 from cyclopts import Parameter
 
+from ..engine.config import GPU_MEMORY_UTILIZATION
 from ..engine.core.errors import ConfigurationError
 from ..engine.estimate import GIB, Estimate, Hardware, Shape, estimate, find_gpu, weights_by_dtype
 
@@ -25,7 +26,7 @@ class PlanOptions:
     """A GPU by its name (H100, A100-80GB, L4, …): its memory, bandwidth and arithmetic."""
     memory: int | None = None
     """Bytes of the device (80GiB); in place of the GPU's own, or of this machine's."""
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     """The share of the memory that weights, activations and KV cache may take together."""
     activations: int = 1 << 30
     """Bytes that a step takes beside weights and KV cache."""

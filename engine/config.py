@@ -9,6 +9,9 @@ import attrs
 
 from .core.errors import ConfigurationError
 
+GPU_MEMORY_UTILIZATION = 0.92
+"""Of a GPU's memory, where no flag says how much; as in vLLM. What serves and what plans share it."""
+
 
 def _at_least(low: int):  # type: ignore[no-untyped-def]
     def check(_: object, attribute: "attrs.Attribute[Any]", value: float | None) -> None:
@@ -58,7 +61,7 @@ class EngineConfig:
     kv_cache_memory: int | None = attrs.field(default=None, validator=_at_least(1))
     """Bytes for the KV cache (the command line also takes 512M or 2GiB); None takes a quarter of the free memory, at
     most 4 GiB, on a CPU, and fills a GPU."""
-    gpu_memory_utilization: float = 0.92
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     """The share of the GPU's memory that weights, activations and KV cache may take together."""
     enable_prefix_caching: bool = True
     """Keep the KV blocks of prompts and answers for requests that begin alike, until their room is needed."""

@@ -12,6 +12,7 @@ import attrs
 
 from ..kvcache.arithmetic import block_bytes, longest_sequence, most_sequences, num_blocks_that_fit
 from ..kvcache.group import KVGroup
+from .config import GPU_MEMORY_UTILIZATION
 from .core.errors import ConfigurationError
 from .sizing import Layers, kv_groups
 
@@ -172,7 +173,7 @@ def estimate(
     dtype: str,
     kv_dtype: str,
     block_size: int = 16,
-    utilization: float = 0.9,
+    utilization: float = GPU_MEMORY_UTILIZATION,
     activation_bytes: int = 0,
 ) -> Estimate:
     """The KV cache gets memory x utilization - weights - activations. Raises ConfigurationError where that is not one

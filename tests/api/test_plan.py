@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from triolet.api.cli import main
+from triolet.api.planning import PlanOptions
+from triolet.engine.config import EngineConfig
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -91,3 +93,8 @@ def test_a_mistake_is_one_line(model: str, capsys: pytest.CaptureFixture[str], f
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_what_plans_and_what_serves_take_the_same_share_of_the_memory() -> None:
+    """One default for both."""
+    assert PlanOptions().gpu_memory_utilization == EngineConfig().gpu_memory_utilization == 0.92
