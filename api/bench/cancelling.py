@@ -27,7 +27,7 @@ from ..errors import leaf_error
 from .client import Client, open_client
 from .options import CancelOptions, LengthOptions, OutputOptions, ServerOptions
 from .prompts import Ask, Maker
-from .report import number, write_json
+from .report import console_for, number, write_figures
 from .target import ServerUnusable, Target, get
 
 COUNTERS = re.compile(
@@ -227,7 +227,7 @@ async def cancel(servers: ServerOptions, options: CancelOptions, lengths: Length
     """Measure each server in turn and print a table. Raises StartError."""
     targets = await servers.probe()
     make = lengths.maker(targets)
-    console = Console()
+    console = console_for(report)
     results: dict[str, Any] = {}
     for target in targets:
         trials = await _trials(target, make, options, seed=lengths.seed, timeout_s=servers.timeout)
@@ -235,7 +235,7 @@ async def cancel(servers: ServerOptions, options: CancelOptions, lengths: Length
         results[target.name] = {"url": target.address.url, "model": target.model, "summary": figures}
         results[target.name]["trials"] = [attrs.asdict(trial) for trial in trials]
         _print(console, target, figures, options)
-    write_json(report.output, {"benchmark": "cancel", "settings": attrs.asdict(options), "servers": results})
+    write_figures(report, {"benchmark": "cancel", "settings": attrs.asdict(options), "servers": results})
     return 0
 
 

@@ -17,7 +17,7 @@ from .load import Pace, run_load
 from .measure import Outcome, Summary, summarize
 from .options import LengthOptions, OutputOptions, ServerOptions
 from .prompts import Dataset, Maker, PromptOptions, draw_sessions
-from .report import number, print_errors, ratio_text, write_json
+from .report import console_for, number, print_errors, ratio_text, write_figures
 from .rounds import Ratio, in_turns, ratio
 from .serving import DEFAULT_ROUNDS, bar
 from .target import Target
@@ -119,9 +119,9 @@ async def run_cases(
         if INTERFERENCE in names:
             progress.update(task, description=INTERFERENCE)
             rows += await _run_interference(targets, maker, num_rounds, lengths.seed, servers.timeout)
-    _print(Console(), targets, rows, errors)
-    write_json(
-        report.output,
+    _print(console_for(report), targets, rows, errors)
+    write_figures(
+        report,
         {
             "command": "cases",
             "servers": {target.name: {"url": target.address.url, "model": target.model} for target in targets},

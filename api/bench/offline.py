@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
-from rich.console import Console
 from rich.table import Table
 
 from ...engine.config import EngineConfig
@@ -22,7 +21,7 @@ from ...engine.prompt import TokenPrompt
 from .measure import spread
 from .options import BatchOptions, OutputOptions, ThroughputOptions
 from .prompts import TokenMaker
-from .report import number, write_json
+from .report import console_for, number, write_figures
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
@@ -73,10 +72,11 @@ async def run_batch(engine: "Engine", prompts: Sequence[TokenPrompt], output_len
     )
 
 
-def draw(engine: "Engine", rng: random.Random, *, count: int, length: int) -> list[TokenPrompt]:
-    """Prompts of random tokens."""
+def draw(engine: "Engine", rng: random.Random, *, count: int, length: int, prefix_len: int = 0) -> list[TokenPrompt]:
+    """Prompts of random tokens, behind a beginning that they share."""
     make = TokenMaker(engine.tokenizer.vocab_size)
-    return [TokenPrompt(token_ids=make(rng, length)) for _ in range(count)]
+    prefix = make(rng, prefix_len)
+    return [TokenPrompt(token_ids=prefix + make(rng, length)) for _ in range(count)]
 
 
 async def throughput(
@@ -86,7 +86,7 @@ async def throughput(
     async with _opened(config, opening) as engine:
         rng = random.Random(config.seed)
         await run_batch(engine, draw(engine, rng, count=1, length=options.input_len), 2, at_once=1)
-        prompts = draw(engine, rng, count=options.num_requests, length=options.input_len)
+        prompts = draw(engine, rng, count=options.num_requests, length=options.input_len, prefix_len=options.prefix_len)
         run = await run_batch(engine, prompts, options.output_len, at_once=config.max_num_queued_reqs)
     figures = {
         "duration_s": run.duration_s,
@@ -101,10 +101,10 @@ async def throughput(
     table.add_row("output tok/s", number(figures["output_tokens_per_s"]))
     table.add_row("total tok/s", number(figures["total_tokens_per_s"]))
     table.add_row("requests/s", number(figures["requests_per_s"], 2))
-    Console().print(table, highlight=False)
+    console_for(report).print(table, highlight=False)
     settings = {**attrs.asdict(options), **attrs.asdict(config)}
-    write_json(
-        report.output,
+    write_figures(
+        report,
         {"command": "throughput", "model": engine.model_name, "settings": settings, "figures": figures},
     )
     return 0
@@ -127,7 +127,7 @@ async def latency(
     steps = spread(
         (run.duration_s - max(run.ttft_s)) / (options.output_len - 1) for run in runs if options.output_len > 1
     )
-    console = Console()
+    console = console_for(report)
     sizes = f"batch of {options.batch_size}, {options.input_len} / {options.output_len} tokens"
     console.print(f"{engine.model_name}: {sizes}, {len(runs)} times", highlight=False)
     table = Table("ms", "p50", "p90", "p99", "max", box=None, pad_edge=False, header_style="dim")
@@ -138,9 +138,7 @@ async def latency(
     console.print(f"output tok/s {number(rate)} (of the median batch)", highlight=False)
     figures = {"batch_ms": batches, "ttft_ms": firsts, "tpot_ms": steps, "output_tokens_per_s": rate}
     settings = {**attrs.asdict(options), **attrs.asdict(config)}
-    write_json(
-        report.output, {"command": "latency", "model": engine.model_name, "settings": settings, "figures": figures}
-    )
+    write_figures(report, {"command": "latency", "model": engine.model_name, "settings": settings, "figures": figures})
     return 0
 
 

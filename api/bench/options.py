@@ -130,6 +130,12 @@ class LoadOptions:
     """Instead of a load: a prompt of this many tokens arrives while one stream runs (3 rounds)."""
 
     @property
+    def title(self) -> str:
+        """The load in a line, for a plot."""
+        pace = f"{self.request_rate:g} requests/s" if self.request_rate else f"{self.concurrency or 8} at a time"
+        return f"{self.dataset}, {self.num_requests} x {self.input_len} / {self.output_len} tokens, {pace}"
+
+    @property
     def prompts(self) -> PromptOptions:
         return PromptOptions(
             dataset=self.dataset,
@@ -162,6 +168,8 @@ class BatchOptions:
 class ThroughputOptions:
     """Many requests for an engine without a server."""
 
+    prefix_len: int = attrs.field(default=0, validator=at_least(0))
+    """Tokens that all prompts begin with, before their own."""
     num_requests: int = attrs.field(default=64, validator=at_least(1))
     """Requests, handed to the engine at once, as far as its queue takes them."""
     input_len: int = attrs.field(default=128, validator=at_least(1))
@@ -209,11 +217,16 @@ class OutputOptions:
 
     output: Path | None = None
     """A file for the figures, as JSON."""
+    json: Annotated[bool, Parameter(negative=())] = False
+    """Print the figures as JSON, and no table."""
 
 
 @attrs.frozen(kw_only=True)
 class ReportOptions(OutputOptions):
     """What comes out of a load."""
+
+    plot: Annotated[Path | None, Parameter(show_default=False)] = None
+    """A file (.png, .svg, .pdf) for plots of the times and the throughput; needs matplotlib."""
 
     goodput: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = ()
     """Goals in milliseconds, `ttft:300 tpot:50` (also itl, e2e): the requests per second that meet all are printed."""

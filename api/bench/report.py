@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ...engine.core.errors import ConfigurationError
 from .measure import Spread, Summary
+from .options import OutputOptions
 from .rounds import Ratio
 from .target import Target
 
@@ -80,15 +81,24 @@ def print_errors(console: Console, errors: dict[str, int]) -> None:
         console.print(f"… and {len(errors) - MAX_ERRORS} other errors", style="red", highlight=False)
 
 
-def write_json(path: Path | None, figures: dict[str, Any]) -> None:
-    """The figures, where a file is asked for; NaN becomes null. Raises ConfigurationError."""
-    if path is None:
+def console_for(report: OutputOptions) -> Console:
+    """Where tables go: nowhere, if JSON was asked for."""
+    return Console(quiet=report.json)
+
+
+def write_figures(report: OutputOptions, figures: dict[str, Any]) -> None:
+    """As JSON, into a file and onto stdout, where that was asked for; NaN becomes null. Raises ConfigurationError."""
+    if report.output is None and not report.json:
         return
     plain = {key: _plain(value) for key, value in figures.items()}
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n")
-    except OSError as error:
-        raise ConfigurationError(f"--output {path}: {error.strerror}.") from None
+    text = msgspec.json.format(msgspec.json.encode(plain), indent=2)
+    if report.json:
+        print(text.decode())
+    if report.output is not None:
+        try:
+            report.output.write_bytes(text + b"\n")
+        except OSError as error:
+            raise ConfigurationError(f"--output {report.output}: {error.strerror}.") from None
 
 
 def _plain(value: Any) -> Any:

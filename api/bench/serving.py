@@ -10,12 +10,14 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..plotting import check_plot
 from .interference import Interference, interfere, report_interference
 from .load import Pace, run_load
 from .measure import Outcome, summarize
 from .options import LengthOptions, LoadOptions, ReportOptions, ServerOptions
+from .plot import plot_load
 from .prompts import Maker, draw_sessions
-from .report import print_summaries, write_json
+from .report import console_for, print_summaries, write_figures
 from .rounds import in_turns, ratios
 from .target import Target
 
@@ -26,6 +28,7 @@ DEFAULT_ROUNDS = 3
 async def serve(servers: ServerOptions, lengths: LengthOptions, load: LoadOptions, report: ReportOptions) -> int:
     """Run and report. Raises StartError for flags and servers that cannot be used."""
     goals = report.goals
+    check_plot(report.plot)
     targets = await servers.probe()
     maker = lengths.maker(targets)
     if load.interference is not None:
@@ -54,9 +57,11 @@ async def serve(servers: ServerOptions, lengths: LengthOptions, load: LoadOption
 
     summaries = {name: summarize(outcomes, goals) for name, outcomes in rounds.items()}
     compared = ratios(rounds, goals)
-    print_summaries(Console(), targets, summaries, compared)
-    write_json(
-        report.output,
+    print_summaries(console_for(report), targets, summaries, compared)
+    if report.plot is not None:
+        plot_load(rounds, targets, report.plot, load.title)
+    write_figures(
+        report,
         {
             "command": "serve",
             "settings": {**settings(lengths), **settings(load), "rounds": num_rounds, "concurrency": concurrency},
@@ -94,12 +99,12 @@ async def _interference(
         )
 
     rounds = await in_turns(targets, load.rounds or DEFAULT_ROUNDS, run)
-    console = Console()
+    console = console_for(report)
     for target in targets:
         console.print(f"[bold]{target.name}[/bold] {target.address.url}  {target.model}", highlight=False)
     figures = report_interference(console, targets, rounds)
     urls = {target.name: target.address.url for target in targets}
-    write_json(report.output, {"command": "serve --interference", "servers": urls, "figures": figures})
+    write_figures(report, {"command": "serve --interference", "servers": urls, "figures": figures})
     return 0
 
 

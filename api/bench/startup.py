@@ -17,12 +17,11 @@ from pathlib import Path
 
 import attrs
 import trio
-from rich.console import Console
 from rich.table import Table
 
 from ..config import KEY_VARIABLE
 from .options import OutputOptions, StartupOptions
-from .report import number, write_json
+from .report import console_for, number, write_figures
 from .target import ServerUnusable, probe
 
 POLL_S = 0.01
@@ -66,8 +65,8 @@ async def startup(options: StartupOptions, report: OutputOptions, arguments: Seq
         rows["resident without KV, GiB, at least"] = [(start.resident_bytes - kv) / GIB for start in starts]
     for name, values in rows.items():
         table.add_row(name, *(number(value, 2) for value in (statistics.median(values), min(values), max(values))))
-    Console().print(table, highlight=False)
-    write_json(report.output, {"command": "startup", "server": options.command or "triolet serve", "starts": starts})
+    console_for(report).print(table, highlight=False)
+    write_figures(report, {"command": "startup", "server": options.command or "triolet serve", "starts": starts})
     return 0
 
 

@@ -37,6 +37,18 @@ async def test_throughput_hands_every_request_to_the_engine(capsys: pytest.Captu
     assert figures["settings"]["num_requests"] == 3
 
 
+async def test_throughput_of_prompts_that_begin_alike_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """--prefix-len puts the same tokens in front of all; --json prints the figures and no table."""
+    engine = FakeEngine()
+    options = ThroughputOptions(num_requests=3, input_len=7, output_len=4, prefix_len=5)
+    assert await throughput(EngineConfig(), options, OutputOptions(json=True), opening=opening(engine)) == 0
+    prompts = [seen.prompt.token_ids for seen in engine.seen[1:] if isinstance(seen.prompt, TokenPrompt)]
+    assert {len(prompt) for prompt in prompts} == {12}
+    assert len({prompt[:5] for prompt in prompts}) == 1
+    assert len({prompt[5:] for prompt in prompts}) == 3
+    assert json.loads(capsys.readouterr().out)["settings"]["prefix_len"] == 5
+
+
 async def test_latency_measures_batches_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     """Those to warm up don't count."""
     engine = FakeEngine()

@@ -25,12 +25,14 @@ from .fake_openai import Fake, complete, event, fake_openai, streamed, text_even
 async def bench(*fakes: Fake, lengths: LengthOptions | None = None, goodput: tuple[str, ...] = (), **load: Any) -> int:
     """The exit status of a small load."""
     endpoint = load.pop("endpoint", "completions")
-    output = load.pop("output", None)
+    report = ReportOptions(
+        goodput=goodput, **{name: load.pop(name) for name in ("output", "json", "plot") if name in load}
+    )
     servers = ServerOptions(
         base_url=tuple(fake.url for fake in fakes), endpoint=endpoint, api_key=load.pop("key", None)
     )
     options = LoadOptions(**{"num_requests": 4, "input_len": 5, "output_len": 3, **load})
-    return await serve(servers, lengths or LengthOptions(), options, ReportOptions(goodput=goodput, output=output))
+    return await serve(servers, lengths or LengthOptions(), options, report)
 
 
 async def test_a_load_is_counted_and_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -336,3 +338,24 @@ def test_a_mistake_is_one_line_that_names_the_flag(
     error = capsys.readouterr().err
     assert error.startswith(f"triolet: {message}")
     assert error.count("\n") == 1
+
+
+async def test_the_figures_as_json_and_as_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """--json prints them in place of the table, --plot draws both servers into one file."""
+    path = tmp_path / "load.png"
+    async with fake_openai() as first, fake_openai() as second:
+        assert await bench(first, second, rounds=2, json=True, plot=path) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [figures["servers"][name]["summary"]["num_completed"] for name in "AB"] == [8, 8]
+    assert set(figures["ratios"]) >= {"output tok/s", "TTFT p50"}
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert int.from_bytes(content[20:24]) == 1152
+
+
+async def test_a_picture_that_cannot_be_made_is_refused_before_the_load(tmp_path: Path) -> None:
+    """No request is sent."""
+    async with fake_openai() as fake:
+        with pytest.raises(ConfigurationError, match=r"^--plot takes a file named \.png, \.svg or \.pdf, not "):
+            await bench(fake, plot=tmp_path / "load.gif")
+        assert not fake.prompts

@@ -76,7 +76,7 @@ def test_sliding_windows_have_groups_of_their_own() -> None:
 def test_a_machine_that_is_too_small_is_refused() -> None:
     """With what it has and what is needed; a GPU that is not known, with those that are."""
     small = Hardware(name="small", memory_bytes=8 * GIB)
-    with pytest.raises(ConfigurationError, match=r"^8 GiB x 0\.9 hold the weights \(12\.55 GiB\) and activations"):
+    with pytest.raises(ConfigurationError, match=r"^8 GiB x 0\.92 hold the weights \(12\.55 GiB\) and activations"):
         estimate(LLAMA_2_7B, small, dtype="float16", kv_dtype="float16")
     assert find_gpu("a100-80gb") is GPUS["A100-80GB"]
     with pytest.raises(ConfigurationError, match=r"^--gpu 'abacus' is not known; it is one of B200, H200, H100"):
