@@ -125,7 +125,7 @@ def _make_torch_runner(
 
     from ..model.attention import choose_backend
     from ..model.device_step.assemble import StepLimits, assemble
-    from ..model.formats import resolve_gpu_formats
+    from ..model.formats import quantizer, resolve_gpu_formats
     from ..model.kv import KVTensors
     from ..model.llama import build_model
     from ..model.runner import ModelRunner
@@ -142,9 +142,16 @@ def _make_torch_runner(
         backend=backend,
     )
     weights = _counted(read_weights(source, spec), report)
-    model = build_model(spec, weights, dtype=dtype, device=device, max_model_len=max_model_len)
-    dtype_name = str(dtype).removeprefix("torch.")
-    log.info("weights loaded as %s on %s, %d compute threads", dtype_name, device, torch.get_num_threads())
+    model = build_model(
+        spec,
+        weights,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        quantize=quantizer(formats.weights),
+    )
+    held = str(dtype).removeprefix("torch.") if formats.weights == "none" else formats.weights
+    log.info("weights loaded as %s on %s, %d compute threads", held, device, torch.get_num_threads())
     limits = StepLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -4,11 +4,15 @@ Imports torch. The formats of the native CPU kernels are chosen in `native/choos
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 import torch
 
 from ..engine.core.errors import ConfigurationError
+from .layers.fp8 import Fp8Linear
+from .layers.linear import AnyLinear
+from .layers.torchao_linear import check_torchao, quantized_linear
 
 FP8_CAPABILITY = (9, 0)
 """From here on a GPU multiplies fp8 with a scale for each row and each column (Hopper)."""
@@ -37,8 +41,10 @@ def resolve_gpu_formats(
     """
     if quantization == "fp8":
         _check_fp8_weights(dtype, device, capability)
-    elif quantization != "none" and dtype is not torch.bfloat16:
-        raise ConfigurationError(f"--quantization {quantization} computes in bfloat16; set --dtype bfloat16.")
+    elif quantization != "none":
+        if dtype is not torch.bfloat16:
+            raise ConfigurationError(f"--quantization {quantization} computes in bfloat16; set --dtype bfloat16.")
+        check_torchao(quantization)
     if kv_cache_dtype == "auto":
         return GpuFormats(weights=quantization, kv=dtype)
     if kv_cache_dtype != "fp8":
@@ -52,6 +58,15 @@ def resolve_gpu_formats(
             f"{device.type}."
         )
     return GpuFormats(weights=quantization, kv=torch.float8_e4m3fn)
+
+
+def quantizer(quantization: str) -> Callable[[torch.Tensor], AnyLinear] | None:
+    """From a matrix to what multiplies in its place; None: the matrix itself does."""
+    if quantization == "none":
+        return None
+    if quantization == "fp8":
+        return Fp8Linear.of
+    return partial(quantized_linear, bits=quantization)
 
 
 def _check_fp8_weights(

@@ -22,6 +22,9 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 It stores keys and values and attends to what each token's sequence has stored."""
 
 
+_MATRICES = ("qkv", "output", "gate_up", "down")
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class DecoderLayer:
     """The weights of a layer; `qkv` and `gate_up` are fused."""
@@ -112,26 +115,29 @@ def build_model(
     device: torch.device | str = "cpu",
     max_model_len: int | None = None,
     pack: bool | None = None,
+    quantize: Callable[[Tensor], AnyLinear] | None = None,
 ) -> LlamaModel:
     """Build a model from tensors under their Hugging Face names, in any order.
 
     `max_model_len` matters to rotary types that depend on the length (see `layers/rotary.py`); None is the model's own.
     `pack` rewrites the matrices into the layout that oneDNN multiplies fast, where only it can read them; None does so
-    where it helps.
+    where it helps. `quantize` makes of each matrix of a layer what multiplies in its place, as soon as it is there:
+    the plain one is let go.
     Raises `ModelLoadError` for a missing, unknown, doubled or wrongly shaped tensor, naming it, and for rotary
     parameters that are not known.
     """
     places = TensorPlaces(dtype=dtype, device=device)
     rotary = Rotary(spec, max_model_len=max_model_len, device=device)
     table = places.place({"model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size)})
-    layers = [_declare_layer(places, spec, layer) for layer in range(spec.num_layers)]
+    declared = [_declare_layer(places, spec, layer, quantize) for layer in range(spec.num_layers)]
     norm = places.place({"model.norm.weight": (spec.hidden_size,)})
     head = table if spec.tied_embeddings else places.place({"lm_head.weight": (spec.vocab_size, spec.hidden_size)})
     # A tied model's checkpoint may name the same matrix twice.
     places.fill(weights, ignore=frozenset({"lm_head.weight"}) if spec.tied_embeddings else frozenset())
     del places
+    layers = [finish() for finish in declared]
     output: AnyLinear = Linear(weight=head)
-    if can_pack(dtype, torch.device(device)) if pack is None else pack:
+    if quantize is None and (can_pack(dtype, torch.device(device)) if pack is None else pack):
         output = _pack(output)
         for index, layer in enumerate(layers):
             layers[index] = layer.packed()  # one at a time: the plain matrices are let go
@@ -151,15 +157,35 @@ def _pack(linear: AnyLinear) -> AnyLinear:
     return linear.packed() if isinstance(linear, Linear) else linear
 
 
-def _declare_layer(places: TensorPlaces, spec: ModelSpec, layer: int) -> DecoderLayer:
-    tensors = {name: places.place(parts) for name, parts in layer_parts(spec, layer).items()}
-    return DecoderLayer(
-        input_norm=tensors["input_norm"],
-        qkv=Linear(weight=tensors["qkv"], bias=tensors.get("qkv_bias")),
-        q_norm=tensors.get("q_norm"),
-        k_norm=tensors.get("k_norm"),
-        output=Linear(weight=tensors["output"], bias=tensors.get("output_bias")),
-        mlp_norm=tensors["mlp_norm"],
-        gate_up=Linear(weight=tensors["gate_up"], bias=tensors.get("gate_up_bias")),
-        down=Linear(weight=tensors["down"], bias=tensors.get("down_bias")),
-    )
+def _declare_layer(
+    places: TensorPlaces, spec: ModelSpec, layer: int, quantize: Callable[[Tensor], AnyLinear] | None
+) -> Callable[[], DecoderLayer]:
+    """Places for its tensors; what comes back is called when they have come."""
+    tensors: dict[str, Tensor] = {}
+    quantized: dict[str, AnyLinear] = {}
+    for name, parts in layer_parts(spec, layer).items():
+        if quantize is not None and name in _MATRICES:
+            # Bound now: the loop goes on.
+            places.place(parts, then=lambda whole, name=name: quantized.__setitem__(name, quantize(whole)))  # type: ignore[misc]
+        else:
+            tensors[name] = places.place(parts)
+
+    def linear(name: str) -> AnyLinear:
+        bias = tensors.get(f"{name}_bias")
+        if quantize is None:
+            return Linear(weight=tensors[name], bias=bias)
+        return attrs.evolve(quantized[name], bias=bias)
+
+    def finish() -> DecoderLayer:
+        return DecoderLayer(
+            input_norm=tensors["input_norm"],
+            qkv=linear("qkv"),
+            q_norm=tensors.get("q_norm"),
+            k_norm=tensors.get("k_norm"),
+            output=linear("output"),
+            mlp_norm=tensors["mlp_norm"],
+            gate_up=linear("gate_up"),
+            down=linear("down"),
+        )
+
+    return finish

@@ -6,6 +6,7 @@ Nothing is held twice: a tensor is copied into its place, in the engine's dtype 
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -23,23 +24,28 @@ class TensorPlaces:
         self._dtype = dtype
         self._device = device
         self._places: dict[str, Tensor] = {}
-        self._then: list[tuple[set[str], Tensor, Callable[[Tensor], None]]] = []
+        self._waiting: list[_Waiting] = []
 
     def place(self, parts: Mapping[str, tuple[int, ...]], *, then: Callable[[Tensor], None] | None = None) -> Tensor:
         """A tensor for named parts of these shapes, one below the other; they differ in the first dimension alone.
 
-        `then` is called with it as soon as all its parts have come, and it is let go here.
+        `then` is called with it as soon as all its parts have come, and it is let go here. Such a tensor takes memory
+        from its first part on; what is returned for it has the shape alone.
         """
         shapes = list(parts.values())
         rows = sum(shape[0] for shape in shapes)
-        whole = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        device = self._device if then is None else "meta"
+        whole = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=device)
+        self._lay(parts, whole)
+        if then is not None:
+            self._waiting.append(_Waiting(parts=parts, missing=set(parts), whole=whole, then=then))
+        return whole
+
+    def _lay(self, parts: Mapping[str, tuple[int, ...]], whole: Tensor) -> None:
         start = 0
         for name, shape in parts.items():
             self._places[name] = whole[start : start + shape[0]]
             start += shape[0]
-        if then is not None:
-            self._then.append((set(parts), whole, then))
-        return whole
 
     def fill(self, weights: Iterable[tuple[str, Tensor]], *, ignore: frozenset[str] = frozenset()) -> None:
         """Copy every tensor into its place.
@@ -61,9 +67,11 @@ class TensorPlaces:
                 )
             if name not in missing:
                 raise ModelLoadError(f"The tensor {name} comes twice.")
-            place.copy_(tensor)
+            waiting = self._wait_for(name)
+            self._places[name].copy_(tensor)
             del missing[name]
-            self._hand_over(name)
+            if waiting is not None:
+                self._hand_over(waiting, name)
         if missing:
             raise ModelLoadError(f"The checkpoint lacks {_some(list(missing))}.")
         if unexpected:
@@ -71,16 +79,33 @@ class TensorPlaces:
                 f"The checkpoint has tensors that the config leaves no place for: {_some(unexpected)}."
             )
 
-    def _hand_over(self, name: str) -> None:
-        """Where this was the last part of a tensor that is waited for, give it away and keep its shapes alone."""
-        for index, (waiting, whole, then) in enumerate(self._then):
-            if name in waiting:
-                waiting.remove(name)
-                self._places[name] = self._places[name].to("meta")
-                if not waiting:
-                    del self._then[index]
-                    then(whole)
-                return
+    def _wait_for(self, name: str) -> "_Waiting | None":
+        """The tensor that is handed over and of which this is a part; its memory is there."""
+        for waiting in self._waiting:
+            if name in waiting.missing:
+                if waiting.whole.is_meta:
+                    waiting.whole = torch.empty_like(waiting.whole, device=self._device)
+                    self._lay(waiting.parts, waiting.whole)
+                return waiting
+        return None
+
+    def _hand_over(self, waiting: "_Waiting", name: str) -> None:
+        """Where this was the last part, give the tensor away and keep its shapes alone."""
+        waiting.missing.remove(name)
+        if not waiting.missing:
+            self._waiting.remove(waiting)
+            self._lay(waiting.parts, waiting.whole.to("meta"))
+            waiting.then(waiting.whole)
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Waiting:
+    """A tensor that is given away when all its parts have come."""
+
+    parts: Mapping[str, tuple[int, ...]]
+    missing: set[str]
+    whole: Tensor
+    then: Callable[[Tensor], None]
 
 
 def _some(names: list[str], most: int = 4) -> str:

@@ -9,6 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from .fp8 import Fp8Linear
+
 PACKED_FOR_TOKENS = 32
 """The batch that the blocked layout is chosen for; others may use it too."""
 
@@ -43,7 +45,7 @@ class PackedLinear:
         return result
 
 
-AnyLinear = Linear | PackedLinear
+AnyLinear = Linear | PackedLinear | Fp8Linear
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
