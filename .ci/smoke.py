@@ -37,7 +37,25 @@ def metric(port: int, name: str) -> float:
     return float(value)
 
 
+def page(port: int) -> None:
+    """The wheel has brought the page, its modules and its charts."""
+    for path, start in (
+        ("/ui", b"<!doctype html>"),
+        ("/ui/js/main.js", b"//"),
+        ("/ui/css/base.css", b"/*"),
+        ("/ui/vendor/uplot/uPlot.esm.js", b"/**"),
+    ):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == 200, (path, response.status)
+        assert body.startswith(start), (path, body[:40])
+    print("the page is there")
+
+
 def exercise(port: int) -> None:
+    page(port)
     answer = json.load(post(port, {"temperature": 0, "max_tokens": 32}))
     text = answer["choices"][0]["message"]["content"]
     assert "Paris" in text, answer

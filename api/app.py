@@ -22,6 +22,7 @@ from .gate import CALLER
 from .keys import Caller
 from .live.route import BlockRoutes
 from .openapi import document
+from .page.views import PageRoutes
 from .rendering import chat_prompt, request_prompt, text_of, tools_of
 from .responses.views import ResponseRoutes
 from .service import Service
@@ -67,6 +68,7 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         *MessageRoutes(service).routes(),
         *ControlRoutes(service).routes(),
         *BlockRoutes(service).routes(),
+        *PageRoutes(service).routes(),
     ]
 
 

@@ -9,14 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..engine.core.errors import InvalidRequest, TrioletError
+from ..engine.core.errors import InvalidRequest, TrioletError, Unauthorized
 from .body import Receive, discard_body, header, read_body
 from .config import ServerConfig
 from .dialect import dialect_of
 from .door import Door, Refusal
 from .errors import HeadersTooLarge, MethodNotAllowed, VersionRefused
 from .heads import HEAD_BYTES_MAX, HEAD_TOO_LARGE, check_media_type
-from .keys import KeyRing, authorization_of
+from .keys import Caller, KeyRing, authorization_of
+from .page.entrance import Entrance
 from .reply import Reply, Send
 from .terms import new_request_id, request_id_of
 
@@ -24,6 +25,9 @@ Scope = dict[str, Any]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 Route = Callable[[Scope, bytes, Receive, Send], Awaitable[None]]
 """Like an ASGI application, with the body read already."""
+
+Shown = tuple[bytes, tuple[tuple[bytes, bytes], ...]]
+"""A page, and its headers."""
 
 CALLER = "triolet.caller"
 """Where a scope has its `Caller`."""
@@ -46,6 +50,7 @@ class Gate:
         routes: Mapping[str, Route],
         streams: Mapping[str, Route],
         rest: Asgi,
+        entrance: Entrance,
         refusal: Refusal = lambda: None,
     ) -> None:
         """`refusal` says why no route of `routes` would take a request now: it is told before its body is read."""
@@ -54,6 +59,7 @@ class Gate:
         self._keys = KeyRing(config.api_key, config.admin_api_key)
         self._routes = routes
         self._streams = streams
+        self._entrance = entrance
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +74,8 @@ class Gate:
                 timeout_s=self._config.body_timeout,
             )
         except TrioletError as error:
-            await _refuse(error, scope, receive, send)
+            shown = self._entrance.refusal(scope) if isinstance(error, Unauthorized) else None
+            await _refuse(error, scope, receive, send, shown)
             return
         if body is None:
             return
@@ -84,10 +91,13 @@ class Gate:
         if not scope["path"].startswith("/"):
             scope["path"] = urlsplit(scope["path"]).path or "/"
         self._strip_root(scope)
-        authorization = authorization_of(
-            header(scope["headers"], b"authorization"), header(scope["headers"], b"x-api-key")
-        )
-        scope[CALLER] = self._keys.admit(authorization, scope["raw_path"], scope["path"])
+        if self._entrance.lets_in(scope):
+            scope[CALLER] = Caller()
+        else:
+            authorization = authorization_of(
+                header(scope["headers"], b"authorization"), header(scope["headers"], b"x-api-key")
+            )
+            scope[CALLER] = self._keys.admit(authorization, scope["raw_path"], scope["path"])
         if len(scope["headers"]) > MAX_HEADERS:
             raise HeadersTooLarge(f"A request may have at most {MAX_HEADERS} headers.")
         # The parser looks at its limit when it has read on, which may be as much again.
@@ -120,12 +130,18 @@ class Gate:
                 scope["raw_path"] = raw[len(prefix) :]
 
 
-async def _refuse(error: TrioletError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer before the body has come, then drop what still comes: many clients read only when all is sent."""
+async def _refuse(error: TrioletError, scope: Scope, receive: Receive, send: Send, shown: Shown | None) -> None:
+    """Answer before the body has come, then drop what still comes: many clients read only when all is sent. `shown`:
+    what a browser is to see instead of the error's object."""
     dialect = dialect_of(scope["path"])
     told = dialect.http(error)
     reply = Reply(send, request_id=request_id_of(scope["headers"]) or new_request_id(), id_headers=dialect.id_headers)
-    await reply.json(told.status, dialect.body(told), (*told.headers, (b"connection", b"close")), more=True)
+    last = (*told.headers, (b"connection", b"close"))
+    if shown is None:
+        await reply.json(told.status, dialect.body(told), last, more=True)
+    else:
+        html, headers = shown
+        await reply.html(told.status, html, (*headers, *last), more=True)
     await discard_body(receive)
     await reply.end()
 

@@ -14,6 +14,7 @@ from .dialect import MESSAGES, MessagesErrorBody, dialect_of
 from .embeddings import EmbeddingRequest
 from .errors import ErrorBody
 from .live.wire import LiveBlockList, LiveEvent
+from .page.views import PassRequest
 from .responses.requests import ResponsesRequest
 from .settings import SettingsChange
 from .wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -162,6 +163,15 @@ OPERATIONS = (
     Operation(method="get", path="/health", summary="Whether requests are answered.", errors=(503,), is_open=True),
     Operation(method="get", path="/version", summary="The server's version."),
     Operation(method="get", path="/metrics", summary="Prometheus metrics.", answers="text/plain"),
+    Operation(method="get", path="/ui", summary="The page: a chat, and the engine from inside.", answers="text/html"),
+    Operation(method="get", path="/ui/", summary="The same, by another name.", answers="text/html"),
+    Operation(method="get", path="/ui/{name}", summary="A file of the page.", answers="text/javascript", errors=(404,)),
+    Operation(
+        method="post",
+        path="/ui/pass",
+        summary="With a key: a cookie that opens the page's files and no more.",
+        body=PassRequest,
+    ),
     Operation(method="get", path="/openapi.json", summary="This document."),
 )
 

@@ -37,8 +37,16 @@ class Reply:
         self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), *, more: bool = False
     ) -> None:
         """The whole answer. With `more` the response stays open, though the client has it all: `end` must follow."""
-        described = ((b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()))
-        await self._start(status, (*described, *headers))
+        await self._whole(status, body, ((b"content-type", b"application/json"), *headers), more=more)
+
+    async def html(
+        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), *, more: bool = False
+    ) -> None:
+        """The same for what a browser shows."""
+        await self._whole(status, body, ((b"content-type", b"text/html; charset=utf-8"), *headers), more=more)
+
+    async def _whole(self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], *, more: bool) -> None:
+        await self._start(status, (*headers, (b"content-length", str(len(body)).encode())))
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def start_stream(self) -> None:

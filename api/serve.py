@@ -165,6 +165,7 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
         routes={path: GenerateRoute(service, route.make_job, route.dialect) for path, route in GENERATING.items()},
         streams={PATH: LiveRoute(run.hub, ping_interval=run.config.ping_interval)},
         rest=build_app(service),  # type: ignore[arg-type]
+        entrance=service.entrance,
         refusal=service.refusal,
     )
     app = Cors(run.config, gate) if run.config.allowed_origins else gate

@@ -8,6 +8,7 @@ import trio
 from ..engine.core.errors import ModelNotFound, TrioletError
 from .config import ServerConfig
 from .lifecycle import Lifecycle
+from .page.entrance import Entrance
 from .responses.registry import Responses
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ class Service:
     responses: Responses = attrs.field(
         default=attrs.Factory(lambda service: Responses(service.config), takes_self=True), init=False
     )
+    entrance: Entrance = attrs.field(
+        default=attrs.Factory(lambda service: Entrance(service.config), takes_self=True), init=False
+    )
+    """Of the page."""
     background: trio.Nursery | None = None
     """For what goes on when its client has its answer; as long as the server runs."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = ("tests", "property_tests", "browser_tests")
 ROOMS = ("kvcache", "engine", "model", "api")
 STDLIB = sys.stdlib_module_names
 
@@ -103,7 +104,7 @@ def test_a_room_is_never_imported_by_its_bare_name(path: Path) -> None:
         assert module.split(".")[0] not in ROOMS, module
 
 
-@pytest.mark.parametrize("path", sources(*ROOMS, "tests", "property_tests", "bench", "docs", "labs"), ids=str)
+@pytest.mark.parametrize("path", sources(*ROOMS, *TESTS, "bench", "docs", "labs"), ids=str)
 def test_a_file_is_one_noun_and_a_function_fits_a_screen(path: Path) -> None:
     """No file is over 400 lines, no function over 70."""
     text = path.read_text()
@@ -130,7 +131,7 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
             assert node.func.id not in {"eval", "exec"}
 
 
-@pytest.mark.parametrize("path", sources("tests", "property_tests"), ids=str)
+@pytest.mark.parametrize("path", sources(*TESTS), ids=str)
 def test_each_test_says_in_a_sentence_what_it_shows(path: Path) -> None:
     """A test file reads as a specification: each test function has a docstring."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -138,7 +139,7 @@ def test_each_test_says_in_a_sentence_what_it_shows(path: Path) -> None:
             assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 
-@pytest.mark.parametrize("path", sources("tests", "property_tests"), ids=str)
+@pytest.mark.parametrize("path", sources(*TESTS), ids=str)
 def test_no_test_waits_for_a_clock(path: Path) -> None:
     """Tests wait for events: neither time.sleep nor a reading of the clock stands in one."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -1,7 +1,6 @@
 """What `pip install .` brings along: the Python of the rooms, and every other file that they need at run time."""
 
 import tomllib
-from fnmatch import fnmatch
 
 from tests.house.test_laws import ROOMS, ROOT
 
@@ -16,9 +15,10 @@ def test_every_file_of_a_room_that_is_not_python_is_package_data() -> None:
         if path.is_file() and path.suffix not in (".py", ".pyc") and not path.name.startswith(".")
     ]
     assert others
-    for path in others:
-        package = ".".join(("triolet", *path.parent.relative_to(ROOT).parts))
-        assert any(fnmatch(path.name, pattern) for pattern in data.get(package, [])), path
+    folders = {package: ROOT.joinpath(*package.split(".")[1:]) for package in data}
+    globs = [(folders[package], pattern) for package, patterns in data.items() for pattern in patterns]
+    brought = {path for folder, pattern in globs for path in folder.glob(pattern)}
+    assert [path for path in others if path not in brought] == []
 
 
 def test_every_folder_of_a_room_with_python_is_a_package() -> None:
