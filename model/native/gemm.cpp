@@ -1,5 +1,7 @@
 #include "gemm.h"
 
+#include <algorithm>
+
 #include "gemm_int8.h"
 
 namespace triolet {
@@ -78,23 +80,50 @@ void unit(const Linear& linear, const Activations& input, const Target& target, 
 
 }  // namespace
 
+namespace {
+
+// Up to here a panel's way from memory takes longer than its products.
+constexpr int FEW_ROWS = 48;
+
+// How a product is cut into units. With few rows a panel is read from memory by one thread alone, for all of them, as
+// far as there are panels for everybody; those left over are cut by rows, and so are all panels where the rows are many.
+struct Cut {
+  int whole;  // panels that are one unit each
+  int parts;  // of the rows, for each of the other panels
+  int units;
+
+  Cut(int panels, int rows, int threads) {
+    if (rows <= FEW_ROWS) {
+      whole = panels - panels % threads;
+      parts = std::min(threads, (rows + TILE_ROWS - 1) / TILE_ROWS);
+    } else {
+      whole = 0;
+      parts = std::max((rows + ROWS_PER_UNIT - 1) / ROWS_PER_UNIT, panels < 64 ? 2 : 1);
+    }
+    units = whole + (panels - whole) * parts;
+  }
+  int panel(int unit) const { return unit < whole ? unit : whole + (unit - whole) / parts; }
+  int begin(int unit, int rows) const { return unit < whole ? 0 : (int)((int64_t)rows * ((unit - whole) % parts) / parts); }
+  int end(int unit, int rows) const {
+    return unit < whole ? rows : (int)((int64_t)rows * ((unit - whole) % parts + 1) / parts);
+  }
+};
+
+}  // namespace
+
 void gemm(Pool& pool, const Linear& linear, const Activations& input, int rows, const Target& target,
           const Linear* next) {
-  // Few panels leave threads idle at the end: halve the rows too.
-  const int splits = rows >= 2 * ROWS_PER_UNIT ? (rows + ROWS_PER_UNIT - 1) / ROWS_PER_UNIT
-                     : rows >= 12 && linear.panels < 64 ? 2
-                                                         : 1;
-  const int units = linear.panels * splits, threads = pool.threads();
-  pool.run(units, [&](int number, int) {
-    const int panel = number / splits, split = number % splits;
-    const int begin = (int)((int64_t)rows * split / splits), end = (int)((int64_t)rows * (split + 1) / splits);
+  const int threads = pool.threads();
+  const Cut cut(linear.panels, rows, threads);
+  pool.run(cut.units, [&](int number, int) {
+    const int panel = cut.panel(number), begin = cut.begin(number, rows), end = cut.end(number, rows);
     // Threads take units in turns, as far as they are equally fast.
-    const int then = number + threads, past = (then - units) / splits;
+    const int then = number + threads;
     const char* coming = nullptr;
-    if (then < units) {
-      coming = (const char*)linear.panel(then / splits);
-    } else if (next && past < next->panels) {
-      coming = (const char*)next->panel(past);
+    if (then < cut.units) {
+      coming = (const char*)linear.panel(cut.panel(then));
+    } else if (next && then - cut.units < next->panels) {
+      coming = (const char*)next->panel(then - cut.units);
     }
     if (linear.format == Format::FLOAT32) unit<Float>(linear, input, target, begin, end, panel, coming);
     if (linear.format == Format::BFLOAT16) unit<BFloat>(linear, input, target, begin, end, panel, coming);
