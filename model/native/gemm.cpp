@@ -103,7 +103,9 @@ struct Cut {
     units = whole + (panels - whole) * parts;
   }
   int panel(int unit) const { return unit < whole ? unit : whole + (unit - whole) / parts; }
-  int begin(int unit, int rows) const { return unit < whole ? 0 : (int)((int64_t)rows * ((unit - whole) % parts) / parts); }
+  int begin(int unit, int rows) const {
+    return unit < whole ? 0 : (int)((int64_t)rows * ((unit - whole) % parts) / parts);
+  }
   int end(int unit, int rows) const {
     return unit < whole ? rows : (int)((int64_t)rows * ((unit - whole) % parts + 1) / parts);
   }
