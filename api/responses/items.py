@@ -52,15 +52,33 @@ def messages_of(items: list[InputItem], *, num_before: int) -> list[Message]:
     writer = _Writer()
     for index, item in enumerate(items):
         writer.take(item, f"input[{index - num_before}]")
+    writer.end_turn()
     return writer.messages
 
 
+class _Turn:
+    """What an assistant thinks, says and calls until somebody else speaks, or it speaks again."""
+
+    def __init__(self) -> None:
+        self.message = Message(role="assistant")
+        self.thoughts: list[str] = []
+        self.calls: list[MessageToolCall] = []
+
+    @property
+    def has_spoken(self) -> bool:
+        return self.message.content is not None or bool(self.calls)
+
+    def end(self) -> None:
+        self.message.reasoning = "\n".join(self.thoughts) or None
+        self.message.tool_calls = self.calls or None
+
+
 class _Writer:
-    """Joins an assistant's items into one message, until somebody else speaks or it speaks again."""
+    """Joins items into messages, in time linear in what they hold."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._turn: Message | None = None
+        self._turn: _Turn | None = None
         self._names: dict[str, str] = {}
         """Of the functions that were called, by call."""
 
@@ -70,8 +88,7 @@ class _Writer:
                 self._message(item, where)
             case "reasoning":
                 if text := _text(item.content, where + ".content") or _text(item.summary, where + ".summary"):
-                    turn = self._assistant(starts=True)
-                    turn.reasoning = "\n".join(filter(None, (turn.reasoning, text)))
+                    self._assistant(anew=self._has_spoken).thoughts.append(text)
             case "function_call":
                 self._call(item, where)
             case "function_call_output":
@@ -88,11 +105,7 @@ class _Writer:
             raise InvalidRequest(f"{where}.role {told}.", param=f"{where}.role")
         text = _text(_required(item.content, f"{where}.content"), f"{where}.content")
         if item.role == "assistant":
-            turn = self._assistant(starts=False)
-            if turn.content is not None or turn.tool_calls:
-                self._turn = None
-                turn = self._assistant(starts=False)
-            turn.content = text
+            self._assistant(anew=self._has_spoken).message.content = text
         else:
             self._say(Message(role=item.role, content=text))
 
@@ -101,9 +114,8 @@ class _Writer:
         name = _required(item.name, f"{where}.name")
         arguments = _required(item.arguments, f"{where}.arguments")
         check_arguments(arguments, f"{where}.arguments")
-        turn = self._assistant(starts=False)
         call = MessageToolCall(id=call_id, function=CalledFunction(name=name, arguments=arguments))
-        turn.tool_calls = [*(turn.tool_calls or ()), call]
+        self._assistant().calls.append(call)
         self._names[call_id] = name
 
     def _result(self, item: InputItem, where: str) -> None:
@@ -116,17 +128,27 @@ class _Writer:
         text = _text(_required(item.output, f"{where}.output"), f"{where}.output")
         self._say(Message(role="tool", content=text, tool_call_id=call_id, name=self._names[call_id]))
 
-    def _say(self, message: Message) -> None:
-        self.messages.append(message)
+    def end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.end()
         self._turn = None
 
-    def _assistant(self, *, starts: bool) -> Message:
-        """The assistant's open message. With `starts` one in which nothing was said yet."""
-        turn = self._turn
-        if turn is None or (starts and (turn.content is not None or turn.tool_calls)):
-            turn = self._turn = Message(role="assistant")
-            self.messages.append(turn)
-        return turn
+    @property
+    def _has_spoken(self) -> bool:
+        return self._turn is not None and self._turn.has_spoken
+
+    def _say(self, message: Message) -> None:
+        self.end_turn()
+        self.messages.append(message)
+
+    def _assistant(self, *, anew: bool = False) -> _Turn:
+        """The assistant's open turn; with `anew` one that begins here."""
+        if anew:
+            self.end_turn()
+        if self._turn is None:
+            self._turn = _Turn()
+            self.messages.append(self._turn.message)
+        return self._turn
 
 
 def check_arguments(arguments: str, where: str) -> None:

@@ -64,12 +64,15 @@ class Responses:
         """It has ended: store it, unless that is not wanted, or it was deleted meanwhile."""
         key = (response.asked.caller, response.asked.id)
         running = self._running.get(key)
-        if response.asked.store and response.is_known and not (running is not None and running.is_deleted):
+        is_deleted = running is not None and running.is_deleted
+        if response.asked.store and response.is_known and not is_deleted:
             self._store.put(key, response.stored(), now_s=trio.current_time())
+        if running is not None:
+            running.ended.set()  # Its client may still be reading.
 
     def chain(self, caller: str, response_id: str) -> list[Stored]:
         """A stored response that has ended, and all that it continues, in order. Raises NotFound or InvalidRequest."""
-        if (caller, response_id) in self._running:
+        if self._open(caller, response_id) is not None:
             raise InvalidRequest(
                 f"The response {response_id[:128]!r} has not ended yet: wait until it has.",
                 param="previous_response_id",
@@ -80,14 +83,14 @@ class Responses:
 
     def body(self, caller: str, response_id: str) -> bytes:
         """A response as it is now. Raises NotFound."""
-        running = self._running.get((caller, response_id))
+        running = self._open(caller, response_id)
         if running is not None and running.response.asked.store:
             return running.response.body()
         return self._stored(caller, response_id).body
 
     def input_items(self, caller: str, response_id: str) -> bytes:
         """Raises NotFound."""
-        running = self._running.get((caller, response_id))
+        running = self._open(caller, response_id)
         if running is not None and running.response.asked.store:
             return running.response.asked.input_items
         return self._stored(caller, response_id).input_items
@@ -97,7 +100,7 @@ class Responses:
 
         Raises NotFound; InvalidRequest where it has ended otherwise.
         """
-        running = self._running.get((caller, response_id))
+        running = self._open(caller, response_id)
         if running is not None:
             running.request.end(CANCELLED)
             await running.ended.wait()
@@ -110,8 +113,8 @@ class Responses:
 
     def delete(self, caller: str, response_id: str) -> None:
         """Forget it; one that runs is ended. Raises NotFound."""
-        running = self._running.get((caller, response_id))
-        if running is not None and running.response.asked.store:
+        running = self._open(caller, response_id)
+        if running is not None and running.response.asked.store and not running.is_deleted:
             running.is_deleted = True
             running.request.end(CANCELLED)
         elif not self._store.delete((caller, response_id)):
@@ -130,6 +133,11 @@ class Responses:
     @property
     def num_stored_bytes(self) -> int:
         return self._store.num_bytes
+
+    def _open(self, caller: str, response_id: str) -> _Running | None:
+        """One that has not ended."""
+        running = self._running.get((caller, response_id))
+        return None if running is None or running.ended.is_set() else running
 
     def _stored(self, caller: str, response_id: str) -> Stored:
         stored = self._store.get((caller, response_id), now_s=trio.current_time())

@@ -10,10 +10,14 @@ from collections import OrderedDict
 
 import attrs
 
+from ...engine.core.errors import InvalidRequest
 from ..errors import NotFound
 
 OVERHEAD_BYTES = 1024
 """About what an entry costs beside its texts."""
+
+MAX_TURNS = 1024
+"""Most responses of a conversation that are put together for one request: each is read anew."""
 
 Key = tuple[str, str]
 """A caller, and the id of a response."""
@@ -80,7 +84,8 @@ class ResponseStore:
         return True
 
     def chain(self, caller: str, response_id: str, *, now_s: float) -> list[Stored]:
-        """A response and all that it continues, in order. NotFound naming the one that is missing.
+        """A response and all that it continues, in order. Raises NotFound naming the one that is missing, or
+        InvalidRequest for more of them than are put together.
 
         All of them count as used now.
         """
@@ -93,6 +98,12 @@ class ResponseStore:
                 gone = "" if wanted == response_id else f" ({response_id[:128]!r} continues it)"
                 raise NotFound(
                     f"There is no response {wanted[:128]!r}{gone}: it was never stored, or has been deleted or let go.",
+                    param="previous_response_id",
+                )
+            if len(keys) == MAX_TURNS:
+                raise InvalidRequest(
+                    f"The response {response_id[:128]!r} ends a conversation of {MAX_TURNS} stored turns: no more are "
+                    "put together. Send the conversation as input.",
                     param="previous_response_id",
                 )
             keys.append((caller, wanted))

@@ -14,6 +14,7 @@ import trio
 from tests.api.rig import chat, serving
 from triolet.api.config import ServerConfig
 from triolet.api.errors import as_http
+from triolet.api.generating import GENERATING
 from triolet.engine.core.errors import InvalidRequest
 
 from . import server
@@ -89,9 +90,13 @@ async def test_prompts_keys_and_answers_are_not_in_the_log(caplog: pytest.LogCap
             {"messages": said, "user": SECRET_WORDS, SECRET_WORDS: 1},
             {"messages": [{"role": SECRET_WORDS}]},
             {"prompt": [SECRET_WORDS, 5]},
+            {"messages": said, "max_tokens": 5, "stream": True},
+            {"messages": said, "max_tokens": 5, "system": SECRET_WORDS, "tools": [{"name": SECRET_WORDS}]},
+            {"input": SECRET_WORDS, "instructions": SECRET_WORDS, "background": True},
+            {"input": [{"type": SECRET_WORDS}], "previous_response_id": SECRET_WORDS},
             f'{{"prompt": "{SECRET_WORDS}'.encode(),
         ):
-            for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", f"/{SECRET_WORDS}"):
+            for path in (*GENERATING, "/v1/messages/count_tokens", "/tokenize", f"/{SECRET_WORDS}"):
                 await rig.post(path, body)
                 await rig.post(path, body, headers={"authorization": f"Bearer {SECRET_WORDS}"})
     ours = [record for record in caplog.records if not record.name.startswith("http")]  # the client has a log too

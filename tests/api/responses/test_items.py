@@ -7,6 +7,7 @@ import pytest
 
 from triolet.api.messages import template_messages
 from triolet.api.responses.items import InputItem, messages_of
+from triolet.api.responses.requests import MAX_ITEMS
 from triolet.engine.core.errors import InvalidRequest
 
 
@@ -56,6 +57,15 @@ def test_what_an_assistant_thought_said_and_called_is_one_message() -> None:
     assert [call["function"]["arguments"] for call in turn["tool_calls"]] == [{"at": "sky"}, {}]
     assert said[2] == {"role": "tool", "content": "blue", "name": "look", "tool_call_id": "c1"}
     assert (said[4]["reasoning"], said[4]["content"], said[5]["content"]) == ("So.", "Blue.", "Really.")
+
+
+def test_many_items_of_one_turn_are_read_in_one_go() -> None:
+    """As many as a request may hold: what they cost does not grow with what stands before them."""
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm. " * 50}]}
+    said = messages_of(items(*[thought] * MAX_ITEMS, *[CALL] * MAX_ITEMS), num_before=0)
+    (turn,) = said
+    assert len(turn.reasoning or "") > 200 * MAX_ITEMS
+    assert len(turn.tool_calls or ()) == MAX_ITEMS
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triolet.api.errors import NotFound
-from triolet.api.responses.store import OVERHEAD_BYTES, ResponseStore, Stored
+from triolet.api.responses.store import MAX_TURNS, OVERHEAD_BYTES, ResponseStore, Stored
+from triolet.engine.core.errors import InvalidRequest
 
 
 def stored(size: int = 0, previous: str | None = None) -> Stored:
@@ -65,6 +66,17 @@ def test_a_chain_with_a_gap_says_what_is_missing() -> None:
     with pytest.raises(NotFound, match="no response 'z': ") as missing:
         kept.chain("", "z", now_s=0)
     assert missing.value.param == "previous_response_id"
+
+
+def test_a_chain_has_a_length() -> None:
+    """What is put together for one request is bounded; the answer says what to do instead."""
+    kept = store(MAX_TURNS + 2)
+    for turn in range(MAX_TURNS + 1):
+        kept.put(("", f"r{turn}"), stored(previous=f"r{turn - 1}" if turn else None), now_s=0)
+    assert len(kept.chain("", f"r{MAX_TURNS - 1}", now_s=0)) == MAX_TURNS
+    with pytest.raises(InvalidRequest, match=f"'r{MAX_TURNS}' ends a conversation of {MAX_TURNS} stored turns") as long:
+        kept.chain("", f"r{MAX_TURNS}", now_s=0)
+    assert long.value.param == "previous_response_id"
 
 
 def test_callers_are_apart() -> None:
