@@ -5,7 +5,7 @@ A state is reached by stepping to it and looking at the plans; nothing depends o
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -79,7 +79,9 @@ class LoudDecoder(ByteDecoder):
 
 
 class StageTokenizer(ByteTokenizer):
-    """Can be held while it works on a long prompt, in its worker thread; and can be loud."""
+    """Can be held while it works on a long prompt, in its worker thread; and can be loud. Its template knows tools."""
+
+    chat_templates: Mapping[str, str] = {"default": "{{ tools }}<tool_call>"}
 
     def __init__(self) -> None:
         self.loud = False
@@ -200,6 +202,7 @@ async def staged(
     max_num_batched_tokens: int = 16,
     max_num_queued_reqs: int = 16,
     max_num_queued_tokens: int = 0,
+    num_kept_requests: int = 256,
     fail_at: int | None = None,
     step_freely: bool = False,
     step_s: float = 0.0,
@@ -225,7 +228,12 @@ async def staged(
     device = SteppedDevice(simulation.device)
     if step_freely:
         device.step(float("inf"))
-    parts = attrs.evolve(simulation.parts, device=device, max_num_queued_tokens=max_num_queued_tokens)
+    parts = attrs.evolve(
+        simulation.parts,
+        device=device,
+        max_num_queued_tokens=max_num_queued_tokens,
+        num_kept_requests=num_kept_requests,
+    )
     engines: list[Engine] = []
     status: list[int] = []
     ended = trio.Event()

@@ -20,7 +20,11 @@ def body(text: str = LONG, **fields: Any) -> dict[str, Any]:
 
 
 KINDS: dict[str, dict[str, Any]] = {"one": {}, "three": {"n": 3}, "beams": {"n": 3, "use_beam_search": True}}
-GRAMMAR: dict[str, dict[str, Any]] = {"grammar": {"structured_outputs": {"regex": "[ab]+"}}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}}}]
+GRAMMAR: dict[str, dict[str, Any]] = {
+    "grammar": {"structured_outputs": {"regex": "[ab]+"}},
+    "tools": {"tools": TOOLS, "tool_choice": "required", "n": 2},
+}
 
 
 @attrs.frozen
@@ -128,6 +132,8 @@ class Told:
     finish_reason: str | None
     stop_reason: str | int | None
     timed_out: bool | None
+    calls: tuple[tuple[str, str], ...] = ()
+    """Names and arguments of tool calls."""
 
 
 def choices_of(text: bytes, *, streamed: bool) -> list[Told]:
@@ -135,19 +141,27 @@ def choices_of(text: bytes, *, streamed: bool) -> list[Told]:
     if not streamed:
         whole = json.loads(text)["choices"]
         assert [choice["index"] for choice in whole] == list(range(len(whole)))
-        return [_told(choice["message"]["content"], choice) for choice in whole]
+        return [_told(choice["message"]["content"], choice, choice["message"].get("tool_calls")) for choice in whole]
     texts: dict[int, str] = {}
+    calls: dict[int, list[dict[str, Any]]] = {}
     ends: dict[int, dict[str, Any]] = {}
     for event in events(text):
         for choice in event["choices"]:
             index = choice["index"]
             assert index not in ends, "nothing comes after the end of a choice"
             texts[index] = texts.get(index, "") + choice["delta"].get("content", "")
+            for call in choice["delta"].get("tool_calls", ()):
+                begun = calls.setdefault(index, [])
+                if "id" in call:
+                    begun.append(call)
+                else:
+                    begun[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
             if choice["finish_reason"] is not None:
                 ends[index] = choice
     assert ends.keys() == texts.keys() == set(range(len(texts)))
-    return [_told(texts[index], ends[index]) for index in range(len(texts))]
+    return [_told(texts[index], ends[index], calls.get(index)) for index in range(len(texts))]
 
 
-def _told(text: str, choice: dict[str, Any]) -> Told:
-    return Told(text, choice["finish_reason"], choice["stop_reason"], choice.get("timed_out"))
+def _told(text: str | None, choice: dict[str, Any], calls: list[dict[str, Any]] | None) -> Told:
+    called = tuple((call["function"]["name"], call["function"]["arguments"]) for call in calls or ())
+    return Told(text or "", choice["finish_reason"], choice["stop_reason"], choice.get("timed_out"), called)
