@@ -65,7 +65,7 @@ async def build(
     from ..model.grammar import grammars_of
 
     source = await trio.to_thread.run_sync(_find_model, config.model, report)
-    grammars = grammars_of(source)
+    grammars = grammars_of(source, jump_forward=config.jump_forward)
     tokenizers: list[ChatTokenizer] = []
 
     async def load_tokenizer() -> None:
@@ -108,7 +108,8 @@ def make_ordered_runner(order: bytes, report: Progress) -> tuple[Runner, Loaded]
     asked = msgspec.msgpack.decode(order, type=RunnerOrder)
     source = ModelSource(kind=asked.kind, path=Path(asked.path), name=asked.name)  # type: ignore[arg-type]
     # In advance: the engine compiles first, in its own process; the device, which does so again, is waited for then.
-    return make_runner(asked.config, source, report, grammars_of(source, in_advance=True))
+    grammars = grammars_of(source, in_advance=True, jump_forward=asked.config.jump_forward)
+    return make_runner(asked.config, source, report, grammars)
 
 
 def _put_together(

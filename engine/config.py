@@ -92,6 +92,8 @@ class EngineConfig:
     """On a GPU record no CUDA graphs: slower steps, a faster start, some memory less."""
     num_kept_requests: int = attrs.field(default=256, validator=_at_least(0))
     """Ended requests whose story GET /v1/requests/{id} still tells."""
+    jump_forward: bool = True
+    """Where the grammar of an answer leaves no choice, go on without sampling, several tokens in a step."""
     max_logprobs: int = attrs.field(default=20, validator=_at_least(-1))
     """Most rivals of a token whose log-probabilities a request may ask for; -1: all of the vocabulary."""
     attention_backend: str | None = None

@@ -3,7 +3,8 @@
 A row's tokens, as half-open ranges of positions:
 
     [0, computed)        K and V are in the blocks
-    [computed, known)    still to compute: more than one only until the sequence first samples
+    [computed, known)    still to compute: more than one until the sequence first samples, and behind a sampled token
+                         that others had to follow
     known                where the next sampled token goes
 
 The columns are numpy arrays on the host; a step of unchanged decodes touches each of them once and makes no object per
@@ -18,30 +19,12 @@ from ..engine.core.plan import JoinedSequence, StepPlan, choice_seed
 from ..engine.core.pooling import Pooling
 from .attention.interface import Int32Array, Int64Array, StepLayout
 from .grammar import Grammars
+from .row import COLUMNS, columns_of, reports
 from .sampling import SamplingRows
 from .shaping import Shaper, at_end, shaper_of
 from .work import StepWork
 
 __all__ = ["KeptBatch", "StepWork"]
-
-_COLUMNS = np.dtype(
-    [
-        ("computed", np.int64),
-        ("known", np.int64),
-        ("last_token", np.int64),
-        ("num_prompt_tokens", np.int64),
-        ("min_tokens", np.int64),
-        ("temperature", np.float64),
-        ("top_k", np.int64),
-        ("top_p", np.float64),
-        ("min_p", np.float64),
-        ("seed", np.uint64),
-        ("num_samples", np.int64),
-        ("num_candidates", np.int64),
-        ("num_logprobs", np.int64),
-        ("prompt_logprobs_from", np.int64),
-    ]
-)
 
 
 class KeptBatch:
@@ -58,7 +41,7 @@ class KeptBatch:
         """As they came, in the order of the rows."""
         self._tokens: list[Int64Array] = []
         """The tokens known when the sequence joined."""
-        self._columns = np.zeros(8, _COLUMNS)
+        self._columns = np.zeros(8, COLUMNS)
         self._tables: list[Int32Array] = [np.full((8, 8), -1, np.int32) for _ in range(num_groups)]
         self._waiting = 0
         """Rows whose end tokens may not come yet, or not all: an upper bound, 0 lets a step skip them."""
@@ -187,17 +170,34 @@ class KeptBatch:
             masked=self._masked(rows, columns) if self._waiting else (),
         )
 
-    def advance(self, work: StepWork, rows: Int64Array, tokens: Int64Array) -> None:
-        """After the step: all of `work` is computed, and these rows have sampled these tokens."""
+    def advance(self, work: StepWork, rows: Int64Array, tokens: Int64Array) -> list[tuple[int, list[int]]]:
+        """After the step: all of `work` is computed, and these rows have sampled these tokens. Gives the tokens that
+        must follow, by row, where a grammar says so: they are known from now on."""
         self._columns["computed"][work.rows] = work.layout.context_lengths
         self._columns["known"][rows] += 1
         self._columns["last_token"][rows] = tokens
         if self._num_special:
             self._columns["num_samples"][rows] = 1
+        forced: list[tuple[int, list[int]]] = []
         if self._num_shaped:
             for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
                 if (shaper := self._shapers[row]) is not None:
                     shaper.take(token)
+                    if more := shaper.force():
+                        self._append(row, [token, *more])
+                        forced.append((row, more))
+        return forced
+
+    def _append(self, row: int, tokens: list[int]) -> None:
+        """The sampled token and what must follow it are kept until they are computed. Those sampled before them are
+        computed already, and nobody asks for them: their places hold zeros."""
+        sampled_at = int(self._columns["known"][row]) - 1
+        kept = np.zeros(sampled_at + len(tokens), np.int64)
+        kept[: len(self._tokens[row])] = self._tokens[row][: len(kept)]
+        kept[sampled_at:] = tokens
+        self._tokens[row] = kept
+        self._columns["known"][row] = len(kept)
+        self._columns["last_token"][row] = tokens[-1]
 
     def stand_in(self, rows: Int64Array) -> None:
         """These rows could not be sampled, and the next plan may be under way already: a token stands in for theirs, so
@@ -213,7 +213,7 @@ class KeptBatch:
         self._waiting -= joined.sampling.min_tokens > 0
         self._num_special -= joined.num_samples > 1 or joined.num_candidates > 0
         self._num_shaped -= self._shapers[row] is not None
-        self._num_reporting -= _reports(joined)
+        self._num_reporting -= reports(joined)
         self._num_scoring -= joined.prompt_logprobs_from is not None
         self._num_pooling -= joined.pooling is not None
         if row != last:
@@ -245,23 +245,8 @@ class KeptBatch:
         for table, blocks in zip(self._tables, joined.block_tables, strict=True):
             table[row, : len(blocks)] = [-1 if block is None else self._check_block(block) for block in blocks]
         sampling = joined.sampling
-        self._columns[row] = (
-            joined.num_computed,
-            known,
-            joined.token_ids[-1],
-            joined.num_prompt_tokens,
-            sampling.min_tokens if joined.end_token_ids else 0,
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.min_p,
-            choice_seed(joined.seed, joined.choice) % 2**64,
-            joined.num_samples,
-            joined.num_candidates,
-            (sampling.logprobs or 0) if _reports(joined) else -1,
-            known if joined.prompt_logprobs_from is None else joined.prompt_logprobs_from,
-        )
-        self._num_reporting += _reports(joined)
+        self._columns[row] = columns_of(joined)
+        self._num_reporting += reports(joined)
         self._num_scoring += joined.prompt_logprobs_from is not None
         self._num_pooling += joined.pooling is not None
         self._num_special += joined.num_samples > 1 or joined.num_candidates > 0
@@ -387,8 +372,3 @@ class KeptBatch:
             grown = np.full((height, wide), -1, np.int32)
             grown[: table.shape[0], :had] = table
             self._tables[group] = grown
-
-
-def _reports(joined: JoinedSequence) -> bool:
-    """Whether it reports the log-probabilities of its tokens; a beam's candidates have them."""
-    return joined.sampling.logprobs is not None and not joined.num_candidates

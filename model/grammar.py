@@ -41,6 +41,9 @@ class Matcher:
         self._bits = np.zeros((1, -(-vocabulary.size // 32)), np.int32)
         self._vocabulary = vocabulary
         self._broken = False
+        self._is_filled = False
+        """The bits are those of what may come next."""
+        self._all = False
         self.at_end = False
         """Nothing but an end token may come next; known once `allowed` has been asked."""
         for token in output:
@@ -48,13 +51,29 @@ class Matcher:
 
     def take(self, token: int) -> None:
         """The answer has this token now. One that the grammar does not allow ends the answer: it is left no token."""
+        self._is_filled = False
         if not self._broken and not (self._matcher.is_terminated() or self._matcher.accept_token(token)):
             self._broken = True
+
+    def only(self) -> int | None:
+        """The one token that may come next; None where there are several, or none."""
+        if self._broken or self._matcher.is_terminated():
+            return None
+        self._fill()
+        if self._all:
+            return None
+        bits = int.from_bytes(self._bits.tobytes(), "little") & ((1 << self._vocabulary.size) - 1)
+        return bits.bit_length() - 1 if bits.bit_count() == 1 else None
+
+    def _fill(self) -> None:
+        if not self._is_filled:
+            self._all = not self._matcher.fill_next_token_bitmask(self._bits, 0)
+            self._is_filled = True
 
     def restart(self) -> None:
         """As if no token had come."""
         self._matcher.reset()
-        self._broken = self.at_end = False
+        self._broken = self._is_filled = self.at_end = False
 
     @property
     def unended(self) -> npt.NDArray[np.bool_]:
@@ -68,7 +87,8 @@ class Matcher:
         vocabulary = self._vocabulary
         if self._broken or self._matcher.is_terminated():
             return np.zeros(vocabulary.size, np.bool_)
-        if not self._matcher.fill_next_token_bitmask(self._bits, 0):
+        self._fill()
+        if self._all:
             return None
         bits = np.unpackbits(self._bits.view(np.uint8)[0], count=vocabulary.size, bitorder="little").view(np.bool_)
         self.at_end = np.count_nonzero(bits) == np.count_nonzero(bits[list(vocabulary.end_token_ids)])
@@ -89,8 +109,10 @@ class Vocabulary:
 class Grammars:
     """Compiles, and keeps what it has compiled. Safe to use from several threads."""
 
-    def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
-        """The vocabulary is asked for when the first grammar is compiled."""
+    def __init__(self, load_vocabulary: Callable[[], Vocabulary], *, jump_forward: bool = True) -> None:
+        """The vocabulary is asked for when the first grammar is compiled. `jump_forward`: an answer goes on by itself
+        where its grammar leaves no choice."""
+        self.jump_forward = jump_forward
         self._load_vocabulary = load_vocabulary
         self._vocabulary: Vocabulary | None = None
         self._compiler: Any = None
@@ -180,7 +202,7 @@ class Grammars:
             self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
-def grammars_of(source: ModelSource, *, in_advance: bool = False) -> Grammars:
+def grammars_of(source: ModelSource, *, in_advance: bool = False, jump_forward: bool = True) -> Grammars:
     """For a model; its vocabulary is read in the background `in_advance`, or once a grammar is compiled."""
 
     def load() -> Vocabulary:
@@ -195,7 +217,7 @@ def grammars_of(source: ModelSource, *, in_advance: bool = False) -> Grammars:
             end_token_ids=tuple(token for token in ends if token < spec.vocab_size),
         )
 
-    grammars = Grammars(load)
+    grammars = Grammars(load, jump_forward=jump_forward)
     if in_advance:
         grammars.prepare_soon()
     return grammars

@@ -95,12 +95,12 @@ class ModelRunner:
         prompts = prompt_logprobs(logits, self._batch, work)
         pooled = self._pools.take(self.forward.states, self._batch, work)
         draws = draw(logits[: len(work.sampled_rows)], self._batch, work.sampled_rows, best)
-        self._batch.advance(work, draws.rows[draws.first], draws.tokens[draws.first])
+        forced = self._batch.advance(work, draws.rows[draws.first], draws.tokens[draws.first])
         self._batch.stand_in(draws.failed_rows)
         # A GPU may work on once the logits are "there": what is left then counts to sampling.
         now = time.perf_counter()
         return result_of_draws(
-            plan.step, self._batch, draws, prompts, pooled, seconds=now - started, sample_seconds=now - computed
+            plan.step, self._batch, draws, prompts, pooled, forced, seconds=now - started, sample_seconds=now - computed
         )
 
 
@@ -110,6 +110,7 @@ def result_of_draws(
     draws: Draws,
     prompts: list[tuple[int, PromptLogprobs]],
     pooled: Pooled,
+    forced: list[tuple[int, list[int]]],
     *,
     seconds: float,
     sample_seconds: float,
@@ -124,6 +125,7 @@ def result_of_draws(
         logprobs=draws.logprobs,
         prompt_logprobs=tuple((name(row), said) for row, said in prompts),
         vectors=pooled.vectors,
+        forced=tuple((name(row), tuple(map(TokenId, tokens))) for row, tokens in forced),
         failed=(
             *((name(row), UNUSABLE) for row in draws.failed_rows.tolist() if row not in draws.ruled_out),
             *((sequence, UNUSABLE_STATES) for sequence in pooled.failed),

@@ -24,6 +24,9 @@ Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
+MOST_FORCED = 32
+"""Forced tokens that a sequence appends at once: they are computed as one chunk, beside the tokens of others."""
+
 Shaped = Sequence[tuple[int, "Shaper"]]
 """Rows of the logits, and what their sequences do to them."""
 
@@ -86,10 +89,28 @@ class Shaper:
         self.bias_ids = np.array([token for token, _ in sampling.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in sampling.logit_bias], np.float32)
         self.allowed = None if sampling.allowed_token_ids is None else torch.tensor(sampling.allowed_token_ids)
+        self._allowed_set = frozenset(sampling.allowed_token_ids or ())
+        # A forced token has no logits: there would be nothing to report, and no end token to keep back.
+        plain = sampling.logprobs is None and not sampling.min_tokens
+        self._may_jump = plain and grammars is not None and grammars.jump_forward
         self._bad_words = sampling.bad_word_token_ids
         longest = max(map(len, self._bad_words), default=1)
         self._tail_length = longest - 1
         self._tail = tuple(output[max(0, len(output) - longest + 1) :].tolist())
+
+    def force(self) -> list[int]:
+        """Take the tokens that must come next, as far as nothing else that the sequence asks for rules them out, or
+        wants to see them sampled. Not more than `MOST_FORCED`: who is first in a step need not wait for more."""
+        matcher, forced = self.matcher, list[int]()
+        if self._thinking is not None and self._thinking.phase != "over":
+            return forced
+        while matcher is not None and self._may_jump and len(forced) < MOST_FORCED:
+            token = matcher.only()
+            if token is None or token in self.bad_tokens() or not (self.allowed is None or token in self._allowed_set):
+                break
+            self.take(token)
+            forced.append(token)
+        return forced
 
     @staticmethod
     def is_needed(sampling: SamplingParams) -> bool:

@@ -87,6 +87,15 @@ def alone_by_beams(
     return done
 
 
+MOST_FORCED = 3
+"""Small, so that chains of forced tokens are cut."""
+
+
+def forced_after(given: Sequence[int], vocab_size: int) -> TokenId | None:
+    """The grammar that every grammar is here: what must follow an answer's tokens; None: anything may."""
+    return TokenId((5 * given[-1] + 2) % vocab_size) if given and given[-1] % 3 == 1 else None
+
+
 def alone(
     prompt: Sequence[int],
     *,
@@ -96,13 +105,16 @@ def alone(
     seed: int,
     vocab_size: int,
     windows: Sequence[int | None] = (None,),
+    grammar: bool = False,
 ) -> list[int]:
     """What a request gives when nothing else exists: at most `num_tokens` tokens, the end token not listed."""
     tokens = list(prompt)
     given: list[int] = []
     for made in range(1, num_tokens + 1):
-        token = TokenId(digest_of(tokens, windows, seed) % vocab_size)
-        if token in end_tokens and made >= min_tokens:
+        token = forced_after(given, vocab_size) if grammar else None
+        if token is None:
+            token = TokenId(digest_of(tokens, windows, seed) % vocab_size)
+        if token in end_tokens and (made >= min_tokens or grammar):
             break
         tokens.append(token)
         given.append(token)
@@ -121,6 +133,8 @@ class Row:
     num_samples: int
     num_candidates: int
     pooling: Pooling | None
+    num_prompt_tokens: int
+    grammar: bool
     pooled: list[int] = attrs.field(factory=list)
     """What has been read at each position so far, where every state is wanted."""
 
@@ -136,6 +150,8 @@ class Row:
             num_samples=joined.num_samples,
             num_candidates=joined.num_candidates,
             pooling=joined.pooling,
+            num_prompt_tokens=joined.num_prompt_tokens,
+            grammar=joined.sampling.grammar is not None,
         )
 
 
@@ -151,7 +167,9 @@ class MemoryDevice:
         windows: Sequence[int | None] = (None,),
         max_num_seqs: int = 2**31,
         max_num_batched_tokens: int = 2**31,
+        jump_forward: bool = True,
     ) -> None:
+        self._jumps = jump_forward
         self.rows: dict[SequenceId, Row] = {}
         self.num_computed_tokens = 0
         self._block_size = block_size
@@ -231,6 +249,7 @@ class MemoryDevice:
         tokens: list[TokenId] = []
         candidates: list[tuple[SequenceId, tuple[TokenId, ...], tuple[float, ...]]] = []
         vectors: list[tuple[SequenceId, bytes]] = []
+        forced: list[tuple[SequenceId, tuple[TokenId, ...]]] = []
         for sequence, length in lengths.items():
             row = self.rows[sequence]
             if not length or row.computed < len(row.tokens):
@@ -245,16 +264,31 @@ class MemoryDevice:
                 for choice in range(row.choice, row.choice + row.num_samples):
                     sequences.append(sequence)
                     digest = self._gather(row, choice_seed(row.seed, choice))
-                    tokens.append(TokenId(digest % self._vocab_size))
+                    must = self._forced(row)
+                    tokens.append(TokenId(digest % self._vocab_size) if must is None else must)
                 row.tokens.append(tokens[len(tokens) - row.num_samples])
                 row.num_samples = 1
+                if more := self._jump(row):
+                    forced.append((sequence, more))
         return StepResult(
             step=step,
             sequences=tuple(sequences),
             token_ids=tuple(tokens),
             candidates=tuple(candidates),
             vectors=tuple(vectors),
+            forced=tuple(forced),
         )
+
+    def _forced(self, row: Row) -> TokenId | None:
+        return forced_after(row.tokens[row.num_prompt_tokens :], self._vocab_size) if row.grammar else None
+
+    def _jump(self, row: Row) -> tuple[TokenId, ...]:
+        """Append what must come next."""
+        forced: list[TokenId] = []
+        while self._jumps and len(forced) < MOST_FORCED and (token := self._forced(row)) is not None:
+            row.tokens.append(token)
+            forced.append(token)
+        return tuple(forced)
 
     def _gather(self, row: Row, seed: int, end: int | None = None) -> int:
         """The digest of what stands in the blocks up to `end`; every group reads no further back than its window."""

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from triolet.engine.core.events import FinishReason
+from triolet.engine.core.grammar import GrammarSpec
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.pooling import POOLINGS, Pooling
 
@@ -36,6 +37,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         prefill_tokens_beside_decodes=draw(st.sampled_from([0, 0, 1, 4])),
         enable_prefix_caching=draw(st.booleans()),
         depth=draw(st.sampled_from([1, 1, 2, 3])),
+        jump_forward=draw(st.booleans()),
         policy=draw(st.sampled_from(["fcfs", "fcfs", "priority", "fair"])),
         windows=draw(st.sampled_from([(None,), (None,), (None, 5), (7,)])),
         vocab_size=draw(st.sampled_from([2, 3, 8, 64])),
@@ -48,9 +50,11 @@ def requests(draw: st.DrawFn, shape: Shape) -> tuple[list[int], SamplingParams, 
     longest = min(shape.max_model_len - 1, 60)
     prompt = draw(st.lists(st.integers(1, 2), min_size=1, max_size=max(1, longest)))
     max_tokens = draw(st.integers(1, max(1, min(shape.max_model_len - len(prompt), 40))))
+    kind = draw(st.sampled_from(["plain", "plain", "beams", "grammar"]))
     params = SamplingParams(
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
-        use_beam_search=draw(st.sampled_from([False, False, False, True])),
+        use_beam_search=kind == "beams",
+        grammar=GrammarSpec.regex("any") if kind == "grammar" else None,
         length_penalty=draw(st.sampled_from([0.0, 1.0, 2.0])),
         max_tokens=max_tokens,
         min_tokens=draw(st.sampled_from([0, 0, min(3, max_tokens)])),
@@ -161,3 +165,30 @@ def test_s2_a_decoding_sequence_gets_a_token_in_every_step(data: st.DataObject) 
         world.step()
         assert len(first.given[0]) == before + 1
     assert first.finished is FinishReason.LENGTH
+
+
+@given(
+    prompt=st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    max_tokens=st.integers(1, 40),
+    n=st.integers(1, 2),
+    vocab_size=st.sampled_from([2, 7, 16, 64]),
+)
+def test_s8_each_forced_token_saves_a_step_and_changes_nothing(
+    prompt: list[int], max_tokens: int, n: int, vocab_size: int
+) -> None:
+    """S8: with and without jumping a request gives what it gives alone (`World` compares); alone in the batch, it needs
+    one step less for each token that its grammar forced."""
+    params = SamplingParams(max_tokens=max_tokens, n=n, grammar=GrammarSpec.regex("any"))
+    num_steps = []
+    for jump_forward in (True, False):
+        world = World(Shape(num_blocks=64, block_size=4, vocab_size=vocab_size, jump_forward=jump_forward))
+        world.submit(prompt, params)
+        world.finish(200)
+        num_steps.append(len(world.plans))
+        forced = world.scheduler.stats.forced_tokens
+        if jump_forward and n == 1:
+            saved = forced
+    if n == 1:
+        assert num_steps[0] == num_steps[1] - saved
+    assert num_steps[0] <= num_steps[1]
+    assert forced == 0

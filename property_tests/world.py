@@ -43,6 +43,7 @@ class Shape:
     policy: str = "fcfs"
     windows: tuple[int | None, ...] = (None,)
     """A group of layers each: full attention, or a sliding window of so many tokens."""
+    jump_forward: bool = True
     vocab_size: int = 32
     """Small, so that prompts share prefixes and answers meet the end token (0) soon."""
 
@@ -103,6 +104,7 @@ class World:
             windows=shape.windows,
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
+            jump_forward=shape.jump_forward,
         )
 
     @property
@@ -241,7 +243,9 @@ class World:
         request = record.request
         params = request.params
         assert params.max_tokens is not None
-        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.end_token_ids))
+        grammar = params.grammar is not None
+        ignores_end = params.ignore_eos and not grammar
+        ends = set(params.stop_token_ids) | (set() if ignores_end else set(request.end_token_ids))
         expected = alone(
             request.prompt_token_ids,
             num_tokens=params.max_tokens,
@@ -250,6 +254,7 @@ class World:
             seed=choice_seed(request.seed, finished.choice),
             windows=self.shape.windows,
             vocab_size=self.shape.vocab_size,
+            grammar=grammar,
         )
         given = record.given[finished.choice]
         if request.pooling is not None and finished.reason not in CUT_OFF:

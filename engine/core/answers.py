@@ -42,10 +42,26 @@ class Answers:
     def accept(self, sequence: Sequence, token: TokenId, logprobs: TokenLogprobs | None) -> None:
         """One more token is known; it may be the last."""
         tokens = sequence.tokens
-        group = sequence.group
-        params = group.request.params
         if len(tokens) % self._cache.block_size == 0:  # the step wrote the last slot of a block
             self._cache.store(sequence.blocks, tokens, len(tokens))
+        self._take(sequence, token, logprobs)
+
+    def force(self, sequence: Sequence, forced: tuple[TokenId, ...]) -> None:
+        """Tokens that follow the one it has just sampled: known without being sampled, to be computed as a chunk."""
+        for token in forced:
+            self._stats.generation_tokens += 1
+            self._stats.forced_tokens += 1
+            self._take(sequence, token, None)
+            if sequence.state is State.ENDED:
+                return
+        # With steps in flight they may be all but computed: then it goes on as it does.
+        if sequence.state is State.DECODING and sequence.num_computed < len(sequence.tokens):
+            self._running.move(sequence, State.PREFILLING)
+            sequence.jumps = True
+
+    def _take(self, sequence: Sequence, token: TokenId, logprobs: TokenLogprobs | None) -> None:
+        tokens, group = sequence.tokens, sequence.group
+        params = group.request.params
         tokens.append(token)
         # A grammar lets an end token come only where the answer is complete.
         if token in group.end_tokens and (sequence.num_output_tokens >= params.min_tokens or params.grammar):

@@ -17,6 +17,10 @@ The device carries a plan out in this order, and the plans in the order of their
 7. for every sequence with `prompt_logprobs_from`: report the log-probabilities of the prompt's tokens from that
    position on, each when the token before it has been computed.
 
+Where the grammar of a sequence leaves no choice of what follows a sampled token, the device may append those tokens too
+in part 6, and say so (`StepResult.forced`): they are known, and still to be computed. The next chunk of such a sequence
+may then be longer than one token.
+
 A sequence with `pooling` samples nothing in part 6: it reports its vector instead, and rests.
 
 No tensor crosses this boundary, in either direction.
@@ -111,6 +115,8 @@ class StepResult:
     """At most one entry for a sequence."""
     vectors: tuple[tuple[SequenceId, bytes], ...] = ()
     """For each sequence with `pooling` whose last token was computed: float32, little-endian."""
+    forced: tuple[tuple[SequenceId, tuple[TokenId, ...]], ...] = ()
+    """For some of the sequences that sampled: what must follow the token that they go on with."""
     failed: tuple[tuple[SequenceId, str], ...] = ()
     """Sequences whose logits could not be used (not a number), with the reason; they sampled nothing."""
     ruled_out: tuple[SequenceId, ...] = ()

@@ -82,6 +82,9 @@ class Planner:
         if not self._grow_decodes(draft):
             return None
         draft.chunks.extend((sequence, 0) for sequence in self._running.paused)
+        self._grow_jumps(draft)
+        if draft.num_tokens and self.config.prefill_tokens_beside_decodes:
+            draft.budget = min(draft.budget, self.config.prefill_tokens_beside_decodes)
         self._grow_prefills(draft)
         if not draft.short_of_blocks:
             self._admit(draft, now, fastest_step_s)
@@ -111,8 +114,6 @@ class Planner:
             sequence.num_computed += 1
         draft.budget -= len(running.decoding)
         draft.num_tokens += len(running.decoding)
-        if running.decoding and self.config.prefill_tokens_beside_decodes:
-            draft.budget = min(draft.budget, self.config.prefill_tokens_beside_decodes)
         return True
 
     def _grow_decode(self, sequence: Sequence, draft: Draft) -> None:
@@ -134,19 +135,30 @@ class Planner:
 
     # Prompts under way
 
+    def _grow_jumps(self, draft: Draft) -> None:
+        """Answers whose next tokens are known go on with them, before any prompt; each gets one at least (S2)."""
+        jumps = sorted((s for s in self._running.prefilling if s.jumps), key=self._waiting.rank)
+        for place, sequence in enumerate(jumps, 1):
+            self._grow_known(sequence, max(0, draft.budget - (len(jumps) - place)), draft)
+
+    def _grow_known(self, sequence: Sequence, budget: int, draft: Draft) -> None:
+        """Give a sequence a chunk, or let it rest."""
+        if sequence.state is not State.PREFILLING:
+            return
+        length = self._chunk(sequence, sequence.num_computed, budget)
+        if length and not self._grow_prefill(sequence, length, draft):
+            draft.short_of_blocks = True
+            length = 0
+        if not length:
+            draft.chunks.append((sequence, 0))
+
     def _grow_prefills(self, draft: Draft) -> None:
         """Share what is left of the budget among the prompts under way, in the order of their ranks; who needs but one
         token (a beam) comes before them (S2)."""
         rank = self._waiting.rank
-        for sequence in sorted(self._running.prefilling, key=lambda s: (len(s.tokens) - s.num_computed > 1, *rank(s))):
-            if sequence.state is not State.PREFILLING:
-                continue
-            length = self._chunk(sequence, sequence.num_computed, draft.budget_of(sequence))
-            if length and not self._grow_prefill(sequence, length, draft):
-                draft.short_of_blocks = True
-                length = 0
-            if not length:
-                draft.chunks.append((sequence, 0))
+        prompts = [sequence for sequence in self._running.prefilling if not sequence.jumps]
+        for sequence in sorted(prompts, key=lambda s: (len(s.tokens) - s.num_computed > 1, *rank(s))):
+            self._grow_known(sequence, draft.budget_of(sequence), draft)
 
     def _grow_prefill(self, sequence: Sequence, length: int, draft: Draft) -> bool:
         """Find blocks for a chunk, a shorter one if need be; worse sequences give way before it must rest."""
@@ -271,11 +283,13 @@ class Planner:
         if self._waiting.charges:
             for sequence, length in (*landing, *((decoding, 1) for decoding in running.decoding)):
                 self._waiting.charge(sequence, length)
-        self._outbox.chunks.extend((sequence.request.id, length) for sequence, length in landing)
+        prompts = ((sequence, length) for sequence, length in landing if not sequence.jumps)
+        self._outbox.chunks.extend((sequence.request.id, length) for sequence, length in prompts)
         for sequence, length in landing:
             sequence.num_computed += length
             if sequence.num_computed == len(sequence.tokens):
                 running.move(sequence, State.PAUSED if _waits(sequence) else State.DECODING)
+                sequence.jumps = False
                 self._set_limit(sequence, sequence.num_computed)
         self._stats.num_steps += 1
         self._stats.num_scheduled_tokens += plan.num_tokens
@@ -305,6 +319,7 @@ class Planner:
         self._running.leave(sequence, State.WAITING)
         self._cache.release(sequence.blocks)
         sequence.num_computed = 0
+        sequence.jumps = False
         self._waiting.push(sequence)
 
     # Small arithmetic

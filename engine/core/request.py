@@ -60,6 +60,7 @@ class State(enum.Enum):
        ▲                │   │  ▲       │ ▲  │ └──▶ CLOSING ──▶ ENDED    (its last token is in flight)
        │                │   └──┼──▶ PAUSED ─┘                          (its next token waits for a choice)
        └────preempt─────┴──────┴───────┘
+    DECODING ──▶ PREFILLING, where a grammar has forced tokens (`Sequence.jumps`)
     """
 
     WAITING = "waiting"
@@ -88,6 +89,8 @@ class Sequence:
     """Tokens whose K and V are written once every planned step has landed."""
     limit: int = 0
     """`num_computed` may grow up to here without asking the cache for a block and without being the last token."""
+    jumps: bool = False
+    """While it is PREFILLING: it goes on with an answer, over tokens that its grammar has forced."""
     num_slots: int = 1
     """How many sequences it becomes when its prompt is computed, or a beam may become in the next round (S1)."""
     repetition: RepetitionDetector | None = None

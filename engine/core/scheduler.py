@@ -231,6 +231,9 @@ class Scheduler:
                 self._answers.sample(found, token, logprobs)
             else:
                 self._answers.accept(found, token, logprobs)
+        for sequence_id, forced in result.forced:
+            if (forced_one := by_id.get(sequence_id)) is not None:
+                self._answers.force(forced_one, forced)
         self.stats.wasted_tokens += num_wasted
         self.stats.generation_tokens += len(result.sequences) - num_wasted
         for sequence_id in result.ruled_out:

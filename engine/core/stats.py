@@ -16,6 +16,8 @@ class SchedulerStats:
     """Of these, the tokens that were found."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    """Tokens sampled for requests that were still open."""
+    """Tokens sampled for requests that were still open, and those that a grammar forced."""
+    forced_tokens: int = 0
+    """Of these, the tokens that a grammar left no choice of: no step was needed to sample them."""
     wasted_tokens: int = 0
     """Tokens sampled for sequences that had ended or were preempted while their step was in flight."""

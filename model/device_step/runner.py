@@ -224,17 +224,20 @@ class DeviceRunner:
         prompts = prompt_logprobs(logits, batch, work)
         draws = draw(logits[: len(work.sampled_rows)], batch, work.sampled_rows, None)
         rows, tokens = draws.rows[draws.first], draws.tokens[draws.first]
-        batch.advance(work, rows, tokens)
+        forced = batch.advance(work, rows, tokens)
         batch.stand_in(draws.failed_rows)
         if len(rows) or len(draws.failed_rows):
             stand_ins = np.zeros_like(draws.failed_rows)
+            last = {row: more[-1] for row, more in forced}
+            pairs = zip(rows.tolist(), tokens.tolist(), strict=True)
+            tokens = np.array([last.get(row, token) for row, token in pairs], np.int64)
             self._executor.buffers.set_tokens(
                 np.concatenate((rows, draws.failed_rows)), np.concatenate((tokens, stand_ins))
             )
         now = self._clock()
         self._under_way.append(
             result_of_draws(
-                plan.step, batch, draws, prompts, pooled, seconds=now - started, sample_seconds=now - computed
+                plan.step, batch, draws, prompts, pooled, forced, seconds=now - started, sample_seconds=now - computed
             )
         )
 

@@ -90,6 +90,7 @@ def test_a_plan_and_a_result_arrive_as_they_were() -> None:
         candidates=((1, (2, 3), (-0.5, float("-inf"))),),  # type: ignore[arg-type]
         failed=((1, "why"),),  # type: ignore[arg-type]
         ruled_out=(4,),  # type: ignore[arg-type]
+        forced=((1, (7, 8)),),  # type: ignore[arg-type]
         vectors=((1, b"\x00\xff"),),  # type: ignore[arg-type]
         logprobs=(LOGPROBS,),
         prompt_logprobs=((1, (1, (LOGPROBS, LOGPROBS))),),  # type: ignore[arg-type]

@@ -1,5 +1,8 @@
 """Requests through the scheduler and the runner, without an engine around them."""
 
+from collections.abc import Callable
+from typing import Any
+
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.ids import RequestId, TokenId
 from triolet.engine.core.params import SamplingParams
@@ -15,6 +18,11 @@ ENDS = (0, 2)
 Answers = dict[str, list[tuple[list[int], FinishReason]]]
 
 
+def model_runner(model: LlamaModel, num_blocks: int) -> ModelRunner:
+    """Of a cache with so many blocks of 8 tokens."""
+    return ModelRunner(model, kv=KVTensors(model.spec, num_blocks=num_blocks, block_size=8, dtype=model.dtype))
+
+
 def run(
     model: LlamaModel,
     grammars: Grammars,
@@ -24,11 +32,12 @@ def run(
     budget: int = 256,
     depth: int = 1,
     seed: int = 0,
+    make_runner: Callable[[LlamaModel, int], Any] = model_runner,
 ) -> tuple[Answers, Scheduler]:
     """Through the scheduler and the runner; each request's answers and how they ended."""
     cache = KVCacheManager(num_blocks=num_blocks, block_size=8)
     scheduler = Scheduler(SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=budget), cache)
-    runner = ModelRunner(model, kv=KVTensors(model.spec, num_blocks=num_blocks, block_size=8, dtype=model.dtype))
+    runner = make_runner(model, num_blocks)
     runner.use_grammars(grammars)
     tokens: dict[str, list[list[int]]] = {}
     for name, params in requests.items():

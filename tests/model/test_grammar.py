@@ -29,8 +29,12 @@ def grammars(builtin_source: ModelSource) -> Grammars:
 @pytest.fixture(scope="module")
 def model() -> LlamaModel:
     """Random weights behind the built-in model's vocabulary."""
+    return random_model()
+
+
+def random_model(**options: Any) -> LlamaModel:
     shape = {"vocab_size": 49152, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    return our_model(reference_model("llama", max_position_embeddings=1024, **shape))
+    return our_model(reference_model("llama", max_position_embeddings=1024, **shape), **options)
 
 
 # Characters whose bytes the built-in vocabulary has.
