@@ -16,7 +16,7 @@ from ....engine.core.errors import ConfigurationError
 from ...kv import KVTensors
 from ...launch import interpreting
 from ..interface import AttentionBackend, AttentionShape, Int32Array, Int64Array, StepLayout
-from .paged import AttentionTerms, PagedBatch, paged_attention
+from .step import AttentionTerms, PagedBatch
 
 HEAD_DIM_MAX = 256
 
@@ -42,6 +42,9 @@ class TritonAttention(AttentionBackend):
                 f"--attention-backend triton takes heads of up to {HEAD_DIM_MAX} dimensions; this model's have "
                 f"{shape.head_dim}: choose --attention-backend torch."
             )
+        from .paged import paged_attention  # here, so that a machine without triton can ask whether it is usable
+
+        self._attention = paged_attention
         self._device = kv.tensors[0].device
         self.terms: tuple[AttentionTerms, ...] = tuple(
             AttentionTerms(scale=shape.head_dim**-0.5, window=window) for window in shape.windows
@@ -95,7 +98,7 @@ class TritonAttention(AttentionBackend):
 
     def attend(self, layer: int, queries: Tensor, metadata: TritonMetadata) -> Tensor:
         batch = metadata.batches[self.kv.layer_groups[layer]]
-        return paged_attention(queries, self.kv.layers[layer], batch, self.terms[layer])
+        return self._attention(queries, self.kv.layers[layer], batch, self.terms[layer])
 
     def _to_device(self, array: Int32Array | Int64Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)

@@ -74,8 +74,8 @@ class BlockCopier:
 def copy_blocks_reference(tensors: Sequence[Tensor], sources: Sequence[int], targets: Sequence[int]) -> None:
     """The same in torch."""
     for tensor in tensors:
-        read = torch.tensor(sources, device=tensor.device)
-        tensor[torch.tensor(targets, device=tensor.device)] = tensor[read]
+        read = torch.tensor(sources, dtype=torch.int64, device=tensor.device)
+        tensor[torch.tensor(targets, dtype=torch.int64, device=tensor.device)] = tensor[read]
 
 
 @triton.jit

@@ -99,9 +99,9 @@ def sample_tokens(
 ) -> tuple[Tensor, Tensor]:
     """One token for each row of `logits`, int64 `[n]`, and the rows' status, int32 `[n]`; token 0 where not usable.
 
-    `logits` is float32 `[n, vocab_size]`, rows apart by any stride, and is changed. `slots` int64 `[n]` says which
-    entry of `columns` each row is. With `take` the counts of slots with a penalty get the token that was drawn; each
-    slot may then stand in one row only.
+    `logits` is float32 `[n, vocab_size]`, rows apart by any stride, and is changed. `slots` int64 `[n]`, contiguous as
+    all columns are, says which entry of `columns` each row is. With `take` the counts of slots with a penalty get the
+    token that was drawn; each slot may then stand in one row only.
     """
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     status = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)

@@ -4,6 +4,7 @@ In triton 3.6 and 3.7 it multiplies the bit patterns of bfloat16 matrices as int
 cutting off what doesn't fit. The chip does neither.
 """
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -93,3 +94,8 @@ def poison(tensor: torch.Tensor) -> torch.Tensor:
         tensor.view(torch.uint8).fill_(0x7F)
         return tensor
     return tensor.fill_(float("nan") if tensor.is_floating_point() else -77)
+
+
+def fresh_seed() -> int:
+    """Another one in each run; a test that uses it shows it where it fails."""
+    return secrets.randbits(31)
