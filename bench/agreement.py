@@ -12,6 +12,9 @@ mood changes; each round has its own formula and its own trace. Prints both side
 throughputs; exit status 1 when the median of the ratios is not within 15 %. Takes some two minutes on two cores;
 nothing else should run.
 
+A last line has the ratio with a formula that was fitted to the steps of the trace itself: what differs from 1 there is
+the simulator's, what differs from that line is the machine's mood between measuring and playing.
+
 `--costs` writes the formula of all rounds, for `triolet simulate --costs`; `--trace` the last round's trace, for its
 `--arrivals`.
 """
@@ -266,10 +269,12 @@ async def run(arguments: argparse.Namespace) -> list[float]:
             trace = draw_trace(attrs.evolve(LOAD, num_requests=arguments.requests), arguments.seed + number)
             real = await play(engine, trace, rng)
             await engine.controls.reset_prefix_cache()
-            watch.take()
+            own = watch.take()
             measured += await measure(engine, watch, rng)
             everything += measured
             ratios.append(report(number, real, simulate(parts, limits, fit_cost(measured), trace)))
+            hindsight = simulate(parts, limits, fit_cost(own), trace).tokens_per_s / real.tokens_per_s
+            print(f"  {'by the steps of the trace itself':<48} {hindsight:>7.2f}")
     if arguments.costs:
         arguments.costs.write_bytes(msgspec.json.encode(fit_cost(everything)))
     if arguments.trace:

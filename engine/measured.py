@@ -15,6 +15,8 @@ from .cost import StepShape
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Tokens of a step between which its time rises linearly; beyond the last as before it."""
 SWEEPS = 3000
+ROUNDS = 4
+LEAST_S = 1e-6
 
 Feature = Callable[[StepShape], float]
 
@@ -47,14 +49,23 @@ class MeasuredCost:
 
 
 def fit_cost(measured: Sequence[tuple[StepShape, float]], knots: Sequence[int] = KNOTS) -> MeasuredCost:
-    """The cost that comes nearest to what was measured, relative to each step's time. Raises ValueError for nothing."""
+    """The cost that comes nearest to what was measured, relative to what it says of each step itself: relative to the
+    measured time slow steps would count less than quick ones, and the sum would be too small. Raises ValueError for
+    nothing."""
     if not measured:
         raise ValueError("no step was measured")
     features: list[Feature] = [lambda shape: 1.0]
     features += [_ramp(low, high) for low, high in pairwise((*knots[:-1], float("inf")))]
     features += [lambda shape: float(shape.num_sampled), lambda shape: float(shape.num_pairs)]
-    rows = [[feature(shape) / seconds for feature in features] for shape, seconds in measured]
-    found = _not_negative_least_squares(rows)
+    rows = [[feature(shape) for feature in features] for shape, _ in measured]
+    times = expected = [seconds for _, seconds in measured]
+    for _ in range(ROUNDS):
+        found = _not_negative_least_squares(
+            [[value / scale for value in row] for row, scale in zip(rows, expected, strict=True)],
+            [seconds / scale for seconds, scale in zip(times, expected, strict=True)],
+        )
+        said = (sum(value * x for value, x in zip(row, found, strict=True)) for row in rows)
+        expected = [max(seconds, LEAST_S) for seconds in said]
     constant, slopes, (per_sampled_s, per_pair_s) = found[0], found[1:-2], found[-2:]
     seconds = [constant]
     for (low, high), slope in zip(pairwise(knots), slopes, strict=True):
@@ -67,11 +78,11 @@ def _ramp(low: float, high: float) -> Feature:
     return lambda shape: min(max(shape.num_tokens - low, 0.0), high - low)
 
 
-def _not_negative_least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
-    """x >= 0 for which the rows times x are nearest to 1 each: by one coordinate after the other."""
+def _not_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
+    """x >= 0 for which the rows times x are nearest to the targets: by one coordinate after the other."""
     size = range(len(rows[0]))
     products = [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
-    sums = [sum(row[i] for row in rows) for i in size]
+    sums = [sum(row[i] * target for row, target in zip(rows, targets, strict=True)) for i in size]
     found = [0.0 for _ in size]
     for _ in range(SWEEPS):
         for i in size:

@@ -30,6 +30,7 @@ from triolet.engine.open import run_engine
 from triolet.engine.options import RequestOptions
 from triolet.kvcache.manager import KVCacheManager
 
+from .admin import change_settings
 from .memory import MemoryDevice, alone
 
 LEGEND = (
@@ -66,6 +67,8 @@ class Scenario:
     """Requests whose text cannot be decoded."""
     tokenizer_fails_rate: float = 0.0
     """Requests whose prompt cannot be encoded."""
+    settings_change: bool = False
+    """Somebody changes what can be changed of a running engine."""
     cancel_first_at: int | None = None
     """The first client is cancelled when it runs for the so-maniest time: at that checkpoint of its life."""
 
@@ -254,14 +257,23 @@ class Simulation:
         scenario = self.scenario
         try:
             async with run_engine(self.parts, depth=scenario.depth, check=True) as engine:
-                async with trio.open_nursery() as clients:
-                    for number in range(scenario.num_requests):
-                        await trio.sleep(self._draw.expovariate(scenario.arrivals_per_s))
-                        clients.start_soon(self.client, engine, number, random.Random(f"{scenario.seed}/{number}"))
+                async with trio.open_nursery() as admins:
+                    if scenario.settings_change:
+                        admins.start_soon(self.administer, engine)
+                    async with trio.open_nursery() as clients:
+                        for number in range(scenario.num_requests):
+                            await trio.sleep(self._draw.expovariate(scenario.arrivals_per_s))
+                            clients.start_soon(self.client, engine, number, random.Random(f"{scenario.seed}/{number}"))
+                    admins.cancel_scope.cancel()
                 await trio.sleep(60)  # the step in flight lands, or the device comes back
                 self.check_empty(engine)
         except EngineDead:
             assert scenario.device_fails_at is not None or len(scenario.device_faults) > 3
+
+    async def administer(self, engine: Engine) -> None:
+        names = ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs")
+        most = {name: getattr(self.scenario, name) for name in names}
+        await change_settings(engine, random.Random(self.scenario.seed + 2), **most)
 
     def check_empty(self, engine: Engine) -> None:
         """K11, and nothing of any request is left."""

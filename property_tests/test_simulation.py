@@ -50,6 +50,20 @@ def test_s7_s8_k11_any_load_ends_well(**drawn: object) -> None:
     run(Scenario(num_requests=25, max_num_queued_reqs=16, **drawn))  # type: ignore[arg-type]
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    cancel_rate=st.sampled_from([0.0, 0.5]),
+    arrivals_per_s=st.sampled_from([0.5, 2.0, 20.0]),
+    depth=st.sampled_from([1, 2]),
+    num_blocks=st.sampled_from([30, 200]),
+    device_faults=st.sampled_from([(), ((20, "lost"),), ((15, "raises"), (30, "memory"))]),
+)
+def test_s7_s8_k11_any_load_ends_well_while_settings_change(**drawn: object) -> None:
+    """S7, S8, K11: slots, budget, queue and policy change, the engine is paused and goes on, its prefix cache is
+    emptied where that can be done, at any moment of any load, faults of the device among it."""
+    run(Scenario(num_requests=25, max_num_queued_reqs=16, settings_change=True, **drawn))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_s7_s8_k11_a_storm_of_cancellations_leaves_nothing(depth: int) -> None:
     """Half of the requests are cancelled, in every state; the others get their text; nothing is left."""

@@ -37,6 +37,16 @@ def test_noise_makes_no_part_negative_and_more_tokens_take_no_less() -> None:
     assert errors[len(errors) * 9 // 10] < 0.1
 
 
+def test_the_sum_of_the_times_is_kept() -> None:
+    """Every tenth step took five times as long: the fitted times of all add up to the measured ones."""
+    rng = random.Random(3)
+    measured = [(shape, TRUE(shape) * rng.choice([1] * 9 + [5])) for shape in (draw_shape(rng) for _ in range(600))]
+    found = fit_cost(measured)
+    assert sum(found(shape) for shape, _ in measured) == pytest.approx(
+        sum(seconds for _, seconds in measured), rel=0.05
+    )
+
+
 def test_nothing_measured_is_no_cost() -> None:
     """And neither are knots that do not rise."""
     with pytest.raises(ValueError, match="no step was measured"):
