@@ -22,6 +22,8 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 UNPARSED = "_unparsed"
 """Where a call's input is kept that is no object of JSON, for it was cut off."""
 
+_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b:%b}}\n\n'
+
 _REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens"}
 
 
@@ -74,11 +76,11 @@ class MessageFormat:
         for delta in answer.deltas:
             match delta:
                 case Content(text):
-                    events += self._grow(Content, {"type": "text_delta", "text": text}, text)
+                    events += self._grow(Content, b'"text_delta","text"', text)
                 case Reasoning(text):
-                    events += self._grow(Reasoning, {"type": "thinking_delta", "thinking": text}, text)
+                    events += self._grow(Reasoning, b'"thinking_delta","thinking"', text)
                 case CallArguments(_, text):
-                    events += self._grow(CallStart, {"type": "input_json_delta", "partial_json": text}, text)
+                    events += self._grow(CallStart, b'"input_json_delta","partial_json"', text)
                 case CallStart():
                     events += self._begin(
                         CallStart, {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
@@ -111,14 +113,14 @@ class MessageFormat:
         begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage()}
         return _event("message_start", message={**self._head, **begun}) + PING
 
-    def _grow(self, kind: type[Delta], delta: dict[str, Any], text: str) -> bytes:
-        """More of the open block if it is of that kind, else of a new one."""
+    def _grow(self, kind: type[Delta], names: bytes, text: str) -> bytes:
+        """More of the open block if it is of that kind, else of a new one. `names`: the delta's type, and its field."""
         events = b""
         if not self._is_open or self._blocks[-1].kind is not kind:
             events = self._begin(kind, _TEXT if kind is Content else _THINKING)
         block = self._blocks[-1]
         block.texts.append(text)
-        return events + _event("content_block_delta", index=block.index, delta=delta)
+        return events + _DELTA % (block.index, names, msgspec.json.encode(text))
 
     def _begin(self, kind: type[Delta], begun: dict[str, Any]) -> bytes:
         events = self._close()

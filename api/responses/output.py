@@ -5,7 +5,8 @@ Pure. Items come one after the other: reasoning, messages, calls of functions. W
 """
 
 import uuid
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import attrs
 import msgspec
@@ -26,10 +27,23 @@ class Events:
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (type_.encode(), body)
 
+    def delta(self, head: bytes, text: str, more: bytes) -> bytes:
+        """More text of an item, whose events of that kind begin with `head` (`delta_head`)."""
+        number, self._number = self._number, self._number + 1
+        return b'%b%d%b,"delta":%b}\n\n' % (head, number, more, msgspec.json.encode(text))
 
-@attrs.define(kw_only=True)
+
+def delta_head(type_: str) -> bytes:
+    """The beginning of the many events that have text, up to their number: made once for an item."""
+    return b'event: %b\ndata: {"type":"%b","sequence_number":' % (type_.encode(), type_.encode())
+
+
+@attrs.define(kw_only=True, slots=False)
 class Item:
     """An item of the output; the last one may still grow."""
+
+    DELTA: ClassVar[bytes]
+    """How the events of its text begin."""
 
     index: int
     id: str
@@ -40,10 +54,18 @@ class Item:
     def text(self) -> str:
         return "".join(self.texts)
 
+    @cached_property
+    def place(self) -> bytes:
+        """What those events say behind their number."""
+        part = b"" if isinstance(self, CallItem) else b',"content_index":0'
+        return b',"item_id":"%b","output_index":%d%b' % (self.id.encode(), self.index, part)
 
-@attrs.define(kw_only=True)
+
+@attrs.define(kw_only=True, slots=False)
 class MessageItem(Item):
     """What is said to the client: one part of text."""
+
+    DELTA = delta_head("response.output_text.delta")
 
     logprobs: list[bytes] = attrs.field(factory=list)
     """Entries as JSON, without brackets around them."""
@@ -59,9 +81,11 @@ class MessageItem(Item):
         return msgspec.Raw(b"[" + b",".join(self.logprobs) + b"]")
 
 
-@attrs.define(kw_only=True)
+@attrs.define(kw_only=True, slots=False)
 class ReasoningItem(Item):
     """What the model thought before it answered."""
+
+    DELTA = delta_head("response.reasoning_text.delta")
 
     def described(self) -> dict[str, Any]:
         content = [self.part()] if self.texts or self.status != "in_progress" else []
@@ -71,9 +95,11 @@ class ReasoningItem(Item):
         return {"type": "reasoning_text", "text": self.text}
 
 
-@attrs.define(kw_only=True)
+@attrs.define(kw_only=True, slots=False)
 class CallItem(Item):
     """A function that the client is to call; its texts are the arguments."""
+
+    DELTA = delta_head("response.function_call_arguments.delta")
 
     name: str
     call_id: str
@@ -107,7 +133,7 @@ class Output:
     def reasoning(self, text: str) -> bytes:
         item, events = self._opened(ReasoningItem)
         item.texts.append(text)
-        return events + self._delta("response.reasoning_text.delta", item, text, {"content_index": 0})
+        return events + self._events.delta(item.DELTA, text, item.place)
 
     @property
     def is_text(self) -> bool:
@@ -120,8 +146,7 @@ class Output:
         item.texts.append(text)
         if entries:
             item.logprobs.append(entries)
-        told = {"content_index": 0, "logprobs": msgspec.Raw(b"[" + entries + b"]")}
-        return events + self._delta("response.output_text.delta", item, text, told)
+        return events + self._events.delta(item.DELTA, text, b'%b,"logprobs":[%b]' % (item.place, entries))
 
     def call(self, name: str, call_id: str) -> bytes:
         """A call begins; its arguments follow."""
@@ -134,7 +159,7 @@ class Output:
         item = self._open
         assert isinstance(item, CallItem)
         item.texts.append(text)
-        return self._delta("response.function_call_arguments.delta", item, text, {})
+        return self._events.delta(item.DELTA, text, item.place)
 
     def end(self, status: str) -> bytes:
         """Nothing follows. `status`: whether what is open was said to its end. Somebody who said nothing said ""."""
@@ -142,9 +167,6 @@ class Output:
         if not self._items and status == "completed":
             _, events = self._opened(MessageItem)
         return events + self._close(status)
-
-    def _delta(self, type_: str, item: Item, text: str, more: dict[str, Any]) -> bytes:
-        return self._events.event(type_, item_id=item.id, output_index=item.index, **more, delta=text)
 
     def _opened(self, kind: "type[Any]") -> tuple[Any, bytes]:
         """The open item if it is of that kind, else a new one and the events in between."""
