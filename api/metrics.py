@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.stats import EngineStats
     from ..engine.story import Story
+    from .responses.registry import Responses
 
 VLLM = "vllm:"
 OWN = "triolet:"
@@ -69,6 +70,7 @@ class Metrics(Collector):
     def __init__(self, prefix: str = VLLM) -> None:
         self._prefix = prefix
         self._engine: Engine | None = None
+        self._responses: Responses | None = None
         self._labels = ["", "0"]
         self._first_token = Histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S)
         self._inter_token = Histogram("inter_token_latency_seconds", "Between two tokens of a request.", INTER_TOKEN_S)
@@ -103,9 +105,10 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def watch(self, engine: "Engine", model_name: str) -> None:
+    def watch(self, engine: "Engine", model_name: str, responses: "Responses | None" = None) -> None:
         """From now on read the numbers of this engine. Before that the page has the histograms only."""
         self._engine = engine
+        self._responses = responses
         self._labels = [model_name, "0"]
 
     # The observer.
@@ -172,6 +175,8 @@ class Metrics(Collector):
         if self._engine is not None:
             longest = self._engine.max_model_len
             yield from self._of_stats(self._engine.stats())
+        if self._responses is not None:
+            yield from self._of_responses(self._responses)
         prefix, labels = self._prefix, self._labels
         yield _counter(
             prefix + "request_success",
@@ -224,6 +229,14 @@ class Metrics(Collector):
         }
         names = (*_LABELS, *facts)
         yield _gauge(prefix + "cache_config_info", "The KV cache.", names, [([*labels, *map(str, facts.values())], 1)])
+
+    def _of_responses(self, responses: "Responses") -> Iterator[Metric]:
+        for name, help_, value in (
+            ("responses_running", "Responses that have not ended, in the background or not.", responses.num_running),
+            ("responses_stored", "Responses that can be read and continued.", responses.num_stored),
+            ("responses_stored_bytes", "Memory that they take (--response-store-size).", responses.num_stored_bytes),
+        ):
+            yield _gauge(OWN + name, help_, _LABELS, [(self._labels, value)])
 
     def _of_aborts(self) -> Iterator[Metric]:
         labels = self._labels

@@ -159,7 +159,7 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
         background=nursery,
     )
     run.responses = service.responses
-    metrics.watch(engine, service.model_names[0])
+    metrics.watch(engine, service.model_names[0], service.responses)
     gate = Gate(
         run.config,
         routes={path: GenerateRoute(service, route.make_job, route.dialect) for path, route in GENERATING.items()},

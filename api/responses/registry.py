@@ -127,6 +127,10 @@ class Responses:
             self._store.forget_old(now_s=trio.current_time())
 
     @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
     def num_stored(self) -> int:
         return len(self._store)
 

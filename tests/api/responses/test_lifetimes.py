@@ -150,6 +150,22 @@ async def test_no_key_reaches_another_ones_response() -> None:
         assert await status_of(rig, response_id, headers=ONE) == "completed"
 
 
+async def test_the_metrics_tell_of_responses() -> None:
+    """How many run, how many are stored, and what those take."""
+    engine = FakeEngine(hold="decode")
+    async with serving(engine) as rig:
+        await rig.post(PATH, asked(background=True))
+        labels = '{engine="0",model_name="fake"}'
+        page = (await rig.client.get("/metrics")).text
+        assert f"triolet:responses_running{labels} 1.0" in page
+        assert f"triolet:responses_stored_bytes{labels} 0.0" in page
+        engine.release()
+        await until_ended(rig)
+        page = (await rig.client.get("/metrics")).text
+        assert f"triolet:responses_running{labels} 0.0" in page
+        assert f"triolet:responses_stored{labels} 1.0" in page
+
+
 async def test_input_items_come_in_pages() -> None:
     """Newest first unless asked otherwise, each with an id; what is asked wrongly is named."""
     said = [{"role": "user", "content": text} for text in ("a", "b", "c")]
