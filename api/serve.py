@@ -180,6 +180,8 @@ async def _start(run: Run, engine: "Engine", metrics: Metrics, nursery: trio.Nur
     run.started = True
     gc.freeze()  # Modules and tables stay anyway; a full collection that looks at them stops every stream for 0.1 s.
     log.info("serving %s on %s", ", ".join(service.model_names), url)
+    if not run.config.uds:
+        log.info("a chat, and the engine from inside: %s/ui", url + run.config.root_path)
 
 
 def _announce(run: Run) -> None:

@@ -56,7 +56,7 @@ export class Chat {
       return [input, make("label", { class: full ? "full" : null }, label, input)];
     };
     const [system, systemLabel] = field("System prompt", { type: "text", placeholder: "none" }, true);
-    const [temperature, temperatureLabel] = field("Temperature", { type: "number", min: "0", max: "2", step: "0.1", placeholder: "as served" });
+    const [temperature, temperatureLabel] = field("Temperature", { type: "number", min: "0", max: "2", step: "0.1", placeholder: "as served", value: "0.1" });
     const [tokens, tokensLabel] = field("Most tokens", { type: "number", min: "1", step: "1", value: "512" });
     this._options = { system, temperature, tokens };
     return make(

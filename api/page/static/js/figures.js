@@ -14,7 +14,7 @@ const FIGURES = [
   ["generation_rate", "answer tokens/s", (_, rates) => rate(rates.generation)],
   ["prompt_rate", "prompt tokens/s", (_, rates) => rate(rates.prompt)],
   ["generation_tokens", "tokens generated", (figures) => count(figures.generation_tokens)],
-  ["preemptions", "preemptions", (figures) => count(figures.preemptions)],
+  ["preemptions", "preempted", (figures) => count(figures.preemptions)],
   ["wasted_tokens", "tokens wasted", (figures) => count(figures.wasted_tokens)],
 ];
 

@@ -8,6 +8,7 @@ const GAP = 2;
 const SIZE_MAX = 18;
 const SIZE_MIN = 4;
 const HEIGHT = 400;
+const HOLLOW_MIN = 8; // in a smaller cell a frame is no frame
 const NUM_COLOURS = 11;
 
 const STATES = [
@@ -112,6 +113,7 @@ export class BlockMap extends EventTarget {
   get _colours() {
     this._palette ??= {
       line: colour("line"),
+      free: colour("free"),
       card: colour("card"),
       cached: colour("cached"),
       limbo: colour("limbo"),
@@ -168,6 +170,8 @@ export class BlockMap extends EventTarget {
       pen.beginPath();
       pen.arc(x + size / 2, y + size / 2, size / 5, 0, 2 * Math.PI);
       pen.fill();
+    } else if (size <= HOLLOW_MIN) {
+      fill(colours.free);
     } else {
       fill(colours.line);
       fill(colours.card, 1);

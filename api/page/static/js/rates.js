@@ -67,7 +67,9 @@ export class Latency {
           axis({ values: ago, grid: { show: false } }),
           axis({
             size: 52,
-            filter: (_, splits) => splits.map((value) => (isDecade(value) ? value : null)),
+            filter: decades,
+            grid: { stroke: colour("line"), width: 1, filter: decades },
+            ticks: { stroke: colour("line"), width: 1, size: 4, filter: decades },
             values: (_, values) => values.map((value) => (value === null ? "" : count(value))),
           }),
         ],
@@ -94,6 +96,7 @@ export class Latency {
 }
 
 const milliseconds = (_, value) => (value === null || value === undefined ? "" : time(value / 1000));
+const decades = (_, splits) => splits.map((value) => (isDecade(value) ? value : null));
 const text = (value) => (value === null || value === undefined ? "" : rate(value));
 const isDecade = (value) => value !== null && Number.isInteger(Math.round(Math.log10(value) * 1e6) / 1e6);
 

@@ -27,7 +27,6 @@ export class PrefixTree {
 
   _branch({ depth, hash, blocks, tokens, owners, text, salted, cut }) {
     const words = text === undefined || text === null ? hash : oneLine(text);
-    const amount = `${count(tokens)} tokens · ${plural(blocks, "block")}`;
     const line = make(
       "li",
       { "data-hash": hash },
@@ -35,7 +34,7 @@ export class PrefixTree {
       make("span", { class: "words", text: cut ? `${words} …` : words, title: salted ? "only for requests with the same salt" : null }),
       owners ? make("span", { class: "amount held", text: `${count(owners)} on it` }) : null,
       salted ? make("span", { class: "amount", text: "salted" }) : null,
-      make("span", { class: "amount", text: amount }),
+      make("span", { class: "amount" }, `${count(tokens)} tokens`, make("span", { class: "wide-only", text: ` · ${plural(blocks, "block")}` })),
     );
     line.style.paddingLeft = `${Math.min(depth, DEPTH_MAX) * 1.1}rem`;
     return line;
