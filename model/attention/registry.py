@@ -18,7 +18,24 @@ def _triton() -> type[AttentionBackend]:
     return TritonAttention
 
 
-_BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {"torch": _torch, "triton": _triton}
+def _flash_attn() -> type[AttentionBackend]:
+    from .flash_attn_backend import FlashAttention
+
+    return FlashAttention
+
+
+def _flashinfer() -> type[AttentionBackend]:
+    from .flashinfer_backend import FlashInfer
+
+    return FlashInfer
+
+
+_BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {
+    "torch": _torch,
+    "triton": _triton,
+    "flash_attn": _flash_attn,
+    "flashinfer": _flashinfer,
+}
 """Name → import of the class."""
 _WHOLE_STEP = ("native",)
 """Names that run whole steps, not the attention of a torch model; see model/native/choose.py."""

@@ -54,7 +54,7 @@ def test_fewer_bits_run(folder: Path, fields: dict[str, Any], caplog: pytest.Log
     [
         (
             {"attention_backend": "nonsense"},
-            "--attention-backend 'nonsense' is not known; valid names are native, torch, triton",
+            "--attention-backend 'nonsense' is not known; valid names are flash_attn, flashinfer, native, torch",
         ),
         (
             {"quantization": "int8"},
