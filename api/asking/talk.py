@@ -41,6 +41,8 @@ class Told:
             if usage:
                 self.num_tokens = int(usage["completion_tokens"])
             for choice in event.get("choices") or ():
+                if choice.get("index"):
+                    continue  # --extra-body asked for several answers: the first is the conversation's
                 delta = choice.get("delta") or choice
                 self._show(delta.get("reasoning") or delta.get("reasoning_content") or "", self.screen.think)
                 said = delta.get("content") or delta.get("text") or ""

@@ -5,7 +5,9 @@ the scope. Imports trio, `api/serve.py` and the engine's portal.
 """
 
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
@@ -48,11 +50,31 @@ def reach(
         if engine != EngineConfig():
             raise ConfigurationError("--url asks a server that runs: leave MODEL and the engine's flags to it.")
         opener = partial(_open_remote, Place.at(options.url, api_key=options.api_key))
-    portal = Portal(opener)
+    with _ended_by_signals():
+        portal = Portal(opener)
+        try:
+            yield portal
+        finally:
+            portal.close()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """What would kill the process raises SystemExit instead, with a shell's status: the request's connection is closed,
+    and the socket file goes. In the main thread; elsewhere nothing changes."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield portal
+        yield
     finally:
-        portal.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @asynccontextmanager

@@ -50,7 +50,7 @@ def run_batch(
             message = error.message
         except OSError as error:
             message = f"{options.output_file}: {error.strerror}."
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             _report(options, output, whole=False)
             raise
         if message is not None:

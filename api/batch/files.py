@@ -27,6 +27,9 @@ _ROW_BEGINS = b'{"id":"batch_req_'
 
 def check_files(input_file: Path, output_file: Path) -> None:
     """Before anything is made or changed: the input is there, and is not the output. Raises ConfigurationError."""
+    for path, flag in ((input_file, "--input-file"), (output_file, "--output-file")):
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a folder is refused when it is opened
+            raise ConfigurationError(f"{flag} {path} must be a file: it is read more than once.")
     _opened(input_file, "--input-file").close()
     if output_file.exists() and output_file.samefile(input_file):
         raise ConfigurationError("--output-file must not be the --input-file.")

@@ -1,5 +1,7 @@
 """A client of a server: streams as events, whole answers, and what goes wrong in the server's own words."""
 
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -188,6 +190,30 @@ def test_a_server_is_called_from_a_thread_without_a_loop(monkeypatch: pytest.Mon
     monkeypatch.setattr("tempfile.tempdir", str(long))
     with reach(TargetOptions(), EngineConfig(), open_engine=opened) as server:
         assert server.call(partial(text_of)) == "Hello, wörld 🌍!"
+
+
+def test_a_signal_leaves_no_socket_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """SIGTERM in the middle of a call: the call is cancelled, the server stopped, its folder gone."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def files() -> list[str]:
+        return [path.name for path in tmp_path.glob("triolet-*/*")]
+
+    async def end(_: Client) -> None:
+        assert files() == ["socket"]
+        os.kill(os.getpid(), signal.SIGTERM)
+        await trio.sleep_forever()
+
+    def run() -> None:
+        with reach(TargetOptions(), EngineConfig(), open_engine=opening(FakeEngine())) as server:
+            server.call(end)
+
+    with pytest.raises(SystemExit) as caught:
+        run()
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,9 @@ async def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> Non
         assert (done.returncode, len(rig.engine.seen)) == (0, 5)
 
 
-async def test_ctrl_c_ends_a_run_and_its_requests(tmp_path: Path) -> None:
-    """With 130, and the word that it can go on."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_ends_a_run_and_its_requests(number: signal.Signals, tmp_path: Path) -> None:
+    """With 128 and its number as the status, and the word that the run can go on."""
     (tmp_path / "in").write_bytes(line(body={"prompt": "stay"}))
     arguments = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     async with serving(Chosen()) as rig:
@@ -186,11 +187,11 @@ async def test_ctrl_c_ends_a_run_and_its_requests(tmp_path: Path) -> None:
             [sys.executable, "-c", MAIN, *arguments, "--url", rig.url], cwd=ROOT, stderr=subprocess.PIPE
         )
         seen = await rig.engine.wait_seen()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         await seen.left.wait()
         assert process.stderr is not None
         said = b"".join([part async for part in process.stderr])
-        assert await process.wait() == 130
+        assert await process.wait() == 128 + number
     assert said.endswith(b"It is not done: run the same command again to go on.\n")
     assert b"Traceback" not in said
 

@@ -1,6 +1,7 @@
 """The files of a batch: what a line must be, and what an output keeps when its writer is killed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,11 @@ def test_files_that_cannot_be_had_are_named_by_their_flags(tmp_path: Path) -> No
     path.touch()
     with pytest.raises(ConfigurationError, match="--output-file must not be the --input-file"):
         check_files(path, tmp_path / "." / "in")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match=r"--input-file .*pipe must be a file: it is read more than once\."):
+        check_files(tmp_path / "pipe", path)
+    with pytest.raises(ConfigurationError, match=r"--output-file .*pipe must be a file: it is read more than once\."):
+        check_files(path, tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match=r"--output-file .*: No such file or directory\."):
         OutputFile(tmp_path / "none" / "out")
     with pytest.raises(ConfigurationError, match=r"--output-file .*: Is a directory\."):

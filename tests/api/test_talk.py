@@ -166,6 +166,14 @@ def test_a_terminal_shows_no_control_characters_of_a_model() -> None:
     assert scene.out.getvalue() == "\x1b[2mhm␇\x1b[0m\na␛]0;x␇b\ufffdc␡\td\n"
 
 
+def test_of_several_answers_the_first_is_the_conversation() -> None:
+    """Where --extra-body has asked for more."""
+    both = {"choices": [{"index": 1, "delta": {"content": "no"}}, {"index": 0, "delta": {"content": "yes"}}]}
+    scene = Scene(answers=[[both]])
+    scene.run(ChatOptions(quick="x", extra_body='{"n": 2}'), io.StringIO())
+    assert (scene.out.getvalue(), scene.bodies[0]["n"]) == ("yes\n", 2)
+
+
 def test_statistics_are_of_the_tokens_that_the_server_counts() -> None:
     """Time to the first, and the rate of those after it; on stderr, so that a pipe stays plain."""
     usage = {"choices": [], "usage": {"completion_tokens": 3}}
