@@ -76,6 +76,13 @@ OPERATIONS = (
         body=ResponsesRequest,
         errors=GENERATES,
     ),
+    Operation(
+        method="post",
+        path="/v1/responses/input_tokens",
+        summary="How many tokens such a request has.",
+        body=ResponsesRequest,
+        errors=(404,),
+    ),
     Operation(method="get", path="/v1/responses/{response_id}", summary="A response as it is now.", errors=(404,)),
     Operation(method="delete", path="/v1/responses/{response_id}", summary="Forget a response.", errors=(404,)),
     Operation(

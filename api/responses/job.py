@@ -14,6 +14,7 @@ from ..messages import Message
 from ..service import Service
 from ..terms import Envelope
 from ..tokens import Spelling
+from ..wire import ChatRequest
 from .document import Asked, Response
 from .items import InputItem, messages_of
 from .output import new_id
@@ -28,20 +29,16 @@ def response_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     request.refuse_unserved()
     if request.background and not service.responses.max_bytes:
         raise InvalidRequest("background needs stored responses (--response-store-size).", param="background")
-    own = request.items()
-    before = _stored_items(service, envelope.caller, request.previous_response_id)
-    messages = messages_of([*before, *own], num_before=len(before))
-    if request.instructions is not None:
-        messages.insert(0, Message(role="system", content=request.instructions))
+    chat = chat_of(service, request, envelope.caller)
     with RESPONSES.renaming():
-        job = chat_job_of(service, request.to_chat(messages), envelope)
+        job = chat_job_of(service, chat, envelope)
     asked = Asked(
         id=new_id("resp"),
         caller=envelope.caller,
         model=service.check_model(request.model),
         created=int(time.time()),
         echo=request.echo(),
-        input_items=msgspec.json.encode([_named(item) for item in own]),
+        input_items=msgspec.json.encode([_named(item) for item in request.items()]),
         previous=request.previous_response_id,
         store=request.stores,
         background=bool(request.background),
@@ -57,6 +54,15 @@ def response_job(service: Service, body: bytes, envelope: Envelope) -> Job:
         background=response.acknowledged if request.background else None,
         tells_format=True,
     )
+
+
+def chat_of(service: Service, request: ResponsesRequest, caller: str) -> ChatRequest:
+    """The chat that a request asks for, with all that was said before. Raises InvalidRequest or NotFound."""
+    before = _stored_items(service, caller, request.previous_response_id)
+    messages = messages_of([*before, *request.items()], num_before=len(before))
+    if request.instructions is not None:
+        messages.insert(0, Message(role="system", content=request.instructions))
+    return request.to_chat(messages)
 
 
 def _stored_items(service: Service, caller: str, response_id: str | None) -> list[InputItem]:

@@ -6,9 +6,13 @@ import msgspec
 from quart import Response, request
 
 from ...engine.core.errors import InvalidRequest
+from ..dialect import RESPONSES
 from ..gate import CALLER
+from ..rendering import request_prompt
 from ..service import Service
-from ..views import answer, answer_json
+from ..views import answer, answer_json, read_body
+from .job import chat_of
+from .requests import ResponsesRequest
 
 PAGE = 20
 PAGE_MAX = 100
@@ -18,6 +22,7 @@ class ResponseRoutes:
     """The handlers."""
 
     def __init__(self, service: Service) -> None:
+        self._service = service
         self._responses = service.responses
 
     def routes(self) -> list[tuple[str, str, Any]]:
@@ -27,6 +32,7 @@ class ResponseRoutes:
             (path, "DELETE", self.delete),
             (f"{path}/cancel", "POST", self.cancel),
             (f"{path}/input_items", "GET", self.input_items),
+            ("/v1/responses/input_tokens", "POST", self.input_tokens),
         ]
 
     async def read(self, response_id: str) -> Response:
@@ -42,6 +48,16 @@ class ResponseRoutes:
     async def delete(self, response_id: str) -> Response:
         self._responses.delete(_caller(), response_id)
         return answer_json({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_tokens(self) -> Response:
+        """How many tokens the model would read for such a request; nothing is generated."""
+        body = await read_body(ResponsesRequest)
+        self._service.check_model(body.model)
+        body.refuse_unserved()
+        chat = chat_of(self._service, body, _caller())
+        with RESPONSES.renaming():
+            tokens = await self._service.engine.tokenizer.encode(request_prompt(self._service, chat))
+        return answer_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     async def input_items(self, response_id: str) -> Response:
         """What the request itself said, page by page, newest first by default."""

@@ -43,12 +43,15 @@ def whole(client: openai.OpenAI, model: str) -> None:
     assert again.metadata == {"a": "b"}
     (said,) = client.responses.input_items.list(response.id).data
     assert said.type == "message"
-    more = client.responses.create(
-        model=model, input="And of Spain?", previous_response_id=response.id, temperature=0, max_output_tokens=40
-    )
+    asked: dict[str, Any] = {"model": model, "input": "And of Spain?", "previous_response_id": response.id}
+    asked["instructions"] = response.instructions
+    more = client.responses.create(**asked, temperature=0, max_output_tokens=40)
     assert "Madrid" in more.output_text
     assert more.usage is not None
     assert more.usage.input_tokens > response.usage.total_tokens
+    assert more.usage.input_tokens_details.cached_tokens > 0
+    count = client.responses.input_tokens.count(**asked)
+    assert count.input_tokens == more.usage.input_tokens
     client.responses.delete(response.id)
     for ask in (client.responses.retrieve, client.responses.delete):
         with pytest.raises(openai.NotFoundError):

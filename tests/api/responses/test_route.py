@@ -217,6 +217,19 @@ async def test_a_chain_is_bounded_like_a_body() -> None:
         assert "has more than 1200 bytes (--max-body-size)" in error_of(response)["message"]
 
 
+async def test_counting_tokens() -> None:
+    """As many as the model would read, what is continued included; nothing is generated or stored."""
+    async with serving() as rig:
+        first = (await rig.post(PATH, asked())).json()
+        body = asked(input="More", previous_response_id=first["id"], instructions="Be brief.")
+        response = await rig.post(PATH + "/input_tokens", body)
+        prompt = f"<system>Be brief.<user>Hi<assistant>{TEXT}<user>More<assistant>"
+        assert response.json() == {"object": "response.input_tokens", "input_tokens": len(prompt)}
+        assert len(rig.engine.seen) == 1
+        error = error_of(await rig.post(PATH + "/input_tokens", asked(input=[{"role": "x", "content": "a"}])))
+        assert error["param"] == "input[0].role"
+
+
 async def stored_ids(rig: Rig, ids: list[str]) -> list[str]:
     return [each for each in ids if (await rig.client.get(f"{PATH}/{each}")).status_code == 200]
 
