@@ -134,6 +134,8 @@ def _make_torch_runner(
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(num_compute_threads(num_cores(), torch.get_num_threads()))
     backend = choose_backend(config.attention_backend, device.type).name
+    if config.attention_backend is not None:
+        backend = config.attention_backend  # A class that was registered under it may call itself something else.
     formats = resolve_gpu_formats(
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,

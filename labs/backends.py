@@ -28,6 +28,7 @@ CLOSE = 0.02
 class CountingAttention(TorchAttention):
     """A backend of our own: the torch one, and a count of how often a layer attended."""
 
+    name = "counting"
     num_calls = 0
 
     def attend(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
