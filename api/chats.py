@@ -36,8 +36,13 @@ class ChatFormat(PlainStream):
         opening = self._event + b'{"index":%d,"delta":{' % answer.index
         if not answer.told:
             events += opening + b'"role":"assistant","content":""}' + OPEN_CHOICE + CLOSED
-        for delta in self._deltas(answer):
-            events += opening + msgspec.json.encode(wire_delta(delta))[1:] + OPEN_CHOICE + CLOSED
+        if answer.parsing is None:  # the many that are text alone
+            text = output.text if answer.told else self._opening_text + output.text
+            if text:
+                events += opening + b'"content":' + msgspec.json.encode(text) + b"}" + OPEN_CHOICE + CLOSED
+        else:
+            for delta in self._deltas(answer):
+                events += opening + msgspec.json.encode(wire_delta(delta))[1:] + OPEN_CHOICE + CLOSED
         if output.finish_reason is not None:
             events += opening + b"}" + closing(output, strict=self._shape.strict, called=answer.calls_tools)
         return events

@@ -228,12 +228,8 @@ async def staged(
     device = SteppedDevice(simulation.device)
     if step_freely:
         device.step(float("inf"))
-    parts = attrs.evolve(
-        simulation.parts,
-        device=device,
-        max_num_queued_tokens=max_num_queued_tokens,
-        num_kept_requests=num_kept_requests,
-    )
+    parts = attrs.evolve(simulation.parts, device=device, num_kept_requests=num_kept_requests)
+    parts = attrs.evolve(parts, max_num_queued_tokens=max_num_queued_tokens)
     engines: list[Engine] = []
     status: list[int] = []
     ended = trio.Event()
