@@ -93,8 +93,15 @@ def paged_attention_launches(
     num_tokens, num_heads, head_dim = queries.shape
     num_kv_heads = kv.shape[-2]
     group, num_sequences = num_heads // num_kv_heads, batch.context_lengths.shape[0]
+    chip = chip or capability(queries.device)
+    fp8 = 0 if kv.dtype is not torch.float8_e4m3fn else 1 if chip >= 89 else 2
     tiles = tiles or choose_tiles(
-        head_dim=head_dim, group=group, max_query_length=batch.max_query_length, element_bytes=queries.element_size()
+        head_dim=head_dim,
+        group=group,
+        max_query_length=batch.max_query_length,
+        element_bytes=queries.element_size(),
+        fp8=fp8 > 0,
+        chip=chip,
     )
     per_tile = tiles.block_m // group
     one_tile = batch.max_query_length <= per_tile
@@ -110,9 +117,7 @@ def paged_attention_launches(
         parts = torch.empty((num_tokens, num_heads, splits, head_dim), dtype=torch.float32, device=queries.device)
         stats = torch.empty((num_tokens, num_heads, 2, splits), dtype=torch.float32, device=queries.device)
     arguments = _arguments(queries, kv, batch, terms, out) | {"parts": parts, "stats": stats}
-    fp8 = 0
-    if kv.dtype is torch.float8_e4m3fn:
-        fp8 = 1 if (chip or capability(queries.device)) >= 89 else 2
+    if fp8:
         arguments["kv"] = kv.view(torch.uint8)
     attend = Launch(
         kernel=_paged_attention,

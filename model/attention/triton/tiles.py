@@ -37,32 +37,47 @@ _TABLE = {
     (256, MANY_ROWS): Tiles(64, 32, 8, 2),
 }
 """(padded head size, query rows) → tiles, for 16-bit queries."""
+_INSTEAD = {
+    (80, 128, SOME_ROWS, False): Tiles(64, 32, 4, 3),
+    (80, 128, SOME_ROWS, True): Tiles(64, 64, 8, 2),
+    (80, 128, MANY_ROWS, True): Tiles(128, 32, 8, 3),
+    (100, 128, MANY_ROWS, True): Tiles(128, 64, 8, 3),
+    (100, 256, SOME_ROWS, False): Tiles(64, 32, 4, 2),
+    (100, 256, SOME_ROWS, True): Tiles(64, 32, 4, 2),
+    (100, 256, MANY_ROWS, False): Tiles(64, 32, 4, 2),
+    (100, 256, MANY_ROWS, True): Tiles(64, 32, 4, 2),
+}
+"""(generation of the chip, padded head size, query rows, whether the cache is fp8) → tiles where the table's own would
+spill registers."""
 _FLOAT32 = Tiles(16, 16, 4, 1)
 """32-bit queries are multiplied without tensor cores: right, not fast."""
 
 MIN_SPLIT_KEYS = 256
 """A split has at least so many keys: below that its share of the reduction costs more than it saves."""
 MAX_SPLITS = 32
-_WAVES = 2
-"""Splits are added until there are so many programs for each processor."""
+_PROGRAMS = 4
+"""Programs that a processor has room for: so many are kept busy before a split pays."""
 
 
-def choose_tiles(*, head_dim: int, group: int, max_query_length: int, element_bytes: int) -> Tiles:
-    """The tiles for a step whose longest chunk has `max_query_length` queries; `group` heads share a key."""
+def choose_tiles(
+    *, head_dim: int, group: int, max_query_length: int, element_bytes: int, fp8: bool = False, chip: int = 90
+) -> Tiles:
+    """The tiles for a step whose longest chunk has `max_query_length` queries; `group` heads share a key, queries have
+    `element_bytes`, and `chip` is the device's compute capability."""
     head_pad = max(HEAD_PADS[0], next_power_of_2(head_dim))
-    if element_bytes == 4:
-        return attrs.evolve(_FLOAT32, block_m=max(_FLOAT32.block_m, next_power_of_2(group)))
     if head_pad > HEAD_PADS[-1]:
         raise AssertionError(f"heads of {head_dim} dimensions are wider than the attention kernel's tiles")
     rows = max_query_length * group
     kind = next((kind for kind in (FEW_ROWS, SOME_ROWS) if rows <= kind), MANY_ROWS)
-    tiles = _TABLE[head_pad, kind]
+    generation = 80 if chip < 90 else 90 if chip < 100 else 100
+    tiles = _INSTEAD.get((generation, head_pad, kind, fp8), _TABLE[head_pad, kind])
+    if element_bytes == 4:
+        tiles = _FLOAT32
     return attrs.evolve(tiles, block_m=max(tiles.block_m, next_power_of_2(group)))
 
 
 def choose_splits(*, num_tiles: int, num_kv_heads: int, max_context_length: int, num_processors: int) -> int:
     """Into how many parts the keys of each tile go, a power of two: 1 where the tiles alone keep the chip busy."""
-    programs = max(1, num_tiles * num_kv_heads)
-    wanted = -(-_WAVES * num_processors // programs)
+    wanted = _PROGRAMS * num_processors // max(1, num_tiles * num_kv_heads)
     splits = min(wanted, max_context_length // MIN_SPLIT_KEYS, MAX_SPLITS)
     return 1 << max(0, splits.bit_length() - 1)
