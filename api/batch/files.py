@@ -7,6 +7,7 @@ and the rows.
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -115,10 +116,13 @@ class OutputFile:
         return line.number in self._lines if isinstance(line, BadLine) else line.custom_id in self._ids
 
     def append(self, row: Row) -> None:
-        """Raises OSError when the disk does not take it; what it took of it is taken off again by the next run."""
-        left = memoryview(row.encode())
-        while left:
-            left = left[os.write(self._file, left) :]
+        """Raises OSError when the disk does not take it; what it took of it is taken off again."""
+        before_bytes = os.fstat(self._file).st_size
+        try:
+            _write(self._file, row.encode())
+        except OSError:
+            os.ftruncate(self._file, before_bytes)
+            raise
         self._count(row)
 
     def _count(self, row: Row) -> None:
@@ -168,16 +172,22 @@ class OutputFile:
 
     def _replace(self, lines: list[bytes]) -> None:
         """Put a file with these lines in the place of the old one, at once: killed in between, either is there."""
-        beside = self._path.with_name(self._path.name + ".new")
+        path = self._path.resolve()
+        beside = path.with_name(path.name + ".new")
         file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
         old, self._file = self._file, file
         try:
             self._lock()
+            os.fchmod(file, stat.S_IMODE(os.fstat(old).st_mode))
             for line in lines:
-                left = memoryview(line)
-                while left:
-                    left = left[os.write(file, left) :]
+                _write(file, line)
             os.fsync(file)
-            os.replace(beside, self._path)
+            os.replace(beside, path)
         finally:
             os.close(old)
+
+
+def _write(file: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]

@@ -179,6 +179,40 @@ def test_failed_rows_can_be_dropped(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_file_that_is_replaced_keeps_its_mode_and_its_place(tmp_path: Path) -> None:
+    """Also behind a symbolic link."""
+    (tmp_path / "there").mkdir()
+    path = tmp_path / "there" / "out"
+    path.write_bytes(row_of("a", 503).encode())
+    path.chmod(0o640)
+    (tmp_path / "link").symlink_to(path)
+    with OutputFile(tmp_path / "link", drop_failed=True) as output:
+        output.append(row_of("a"))
+    assert (tmp_path / "link").is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert rows(path)[0]["response"]["status_code"] == 200
+
+
+def test_a_row_that_does_not_fit_is_taken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full after half of it: a row that is written all the same by then stands on a line of its own."""
+    write = os.write
+    room = [40]
+
+    def fill(file: int, data: Any) -> int:
+        if not room:
+            raise OSError(28, os.strerror(28))
+        return write(file, data[: room.pop()])
+
+    with OutputFile(tmp_path / "out") as output:
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", fill)
+            with pytest.raises(OSError, match="No space left on device"):
+                output.append(row_of("a"))
+        assert not output.has(request("a"))
+        output.append(row_of("b"))
+    assert [row["custom_id"] for row in rows(tmp_path / "out")] == ["b"]
+
+
 def test_two_runs_never_write_to_one_file(tmp_path: Path) -> None:
     """The second says so; when the first has ended, the lock is gone."""
     with OutputFile(tmp_path / "out"), pytest.raises(ConfigurationError, match="another run is writing to it"):
