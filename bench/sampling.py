@@ -34,6 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "temperature": {"temperature": 0.8},
     "… top_p": {"temperature": 0.8, "top_p": 0.95},
+    "high temperature, top_p": {"temperature": 1.5, "top_p": 0.95},
     "… top_k": {"temperature": 0.8, "top_k": 40},
     "… top_p, top_k": {"temperature": 0.8, "top_p": 0.95, "top_k": 40},
     "… top_p, top_k, penalties": {"temperature": 0.8, "top_p": 0.95, "top_k": 40, **PENALTIES},

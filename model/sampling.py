@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .nucleus import keep_from, kept, top_p_threshold
 from .topk import largest as most_likely
 
 Int64Array = npt.NDArray[np.int64]
@@ -151,7 +152,7 @@ def _draw_from_all(logits: Tensor, largest: Tensor, rows: SamplingRows, drawn: I
     temperature = torch.from_numpy(rows.temperature[drawn]).to(device, torch.float32)
     # The largest first: a tiny temperature then leaves 0 and -inf, never inf - inf.
     scaled = logits.sub_(largest[:, None]).div_(temperature.clamp(min=1e-30)[:, None])
-    weights = scaled.exp()
+    weights = _exp(scaled)
     floor = torch.from_numpy(rows.min_p[drawn]).to(device).log().to(torch.float32)
     top_k = rows.top_k[drawn]
     limited = np.flatnonzero((top_k > 0) & (top_k < vocab))
@@ -170,10 +171,16 @@ def _draw_from_all(logits: Tensor, largest: Tensor, rows: SamplingRows, drawn: I
     return _pick(weights, uniform)
 
 
+def _exp(scaled: Tensor) -> Tensor:
+    if scaled.device.type != "cpu":
+        return scaled.exp()
+    return torch.exp(scaled, out=torch.from_numpy(kept("weights", tuple(scaled.shape))))
+
+
 def _cut(weights: Tensor, scaled: Tensor, floor: Tensor) -> None:
     """Only tokens from the floor on keep their weights."""
     if weights.device.type == "cpu":  # numpy takes a quarter of torch's time here
-        np.multiply(weights.numpy(), scaled.numpy() >= floor[:, None].numpy(), out=weights.numpy())
+        keep_from(weights.numpy(), scaled.numpy(), floor.numpy())
     else:
         weights.mul_(scaled >= floor[:, None])
 
@@ -204,7 +211,12 @@ def _top_p_threshold(scaled: Tensor, weights: Tensor, floor: Tensor, top_p: Tens
     wanted = _sums(weights).cumsum(-1)[:, -1] * top_p
     threshold = torch.empty_like(floor)
     unsettled = torch.arange(scaled.shape[0], device=scaled.device)
+    if scaled.device.type == "cpu":
+        found, known = top_p_threshold(scaled.numpy(), weights.numpy(), floor.numpy(), wanted.numpy())
+        threshold, unsettled = torch.from_numpy(found), torch.from_numpy(np.flatnonzero(~known))
     for candidates in (TOP_P_CANDIDATES, scaled.shape[1]):
+        if not unsettled.numel():
+            break
         some = scaled if unsettled.shape[0] == scaled.shape[0] else scaled.index_select(0, unsettled)
         best = _falling(some, min(candidates, scaled.shape[1]))
         inside = best.exp() * (best >= floor[unsettled, None])
@@ -212,7 +224,7 @@ def _top_p_threshold(scaled: Tensor, weights: Tensor, floor: Tensor, top_p: Tens
         threshold[unsettled] = torch.maximum(best.gather(1, last[:, None]).squeeze(1), floor[unsettled])
         # Where even the last candidate is needed, more may be.
         unsettled = unsettled[last == best.shape[1] - 1]
-        if not unsettled.numel() or candidates >= scaled.shape[1]:
+        if candidates >= scaled.shape[1]:
             break
     return threshold
 
