@@ -7,6 +7,7 @@ S4  who must give its slot back is the worst that runs, and keeps its place
 S6, S7, S8  as ever: nothing stands still, one terminal event each, everybody's tokens are those of the request alone
 """
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,12 +66,32 @@ def test_s2_s4_the_worst_give_their_slots_back_and_the_others_notice_nothing(dat
     while world.scheduler.num_running > kept:
         world.step()
     assert world.scheduler.num_running == kept
+    assert world.scheduler.stats.num_preemptions == running - kept
+    world.scheduler.check()
     for _ in range(3):
         before = [len(record.given[0]) for record in records]
         world.step()
         got = [len(record.given[0]) - count for record, count in zip(records, before, strict=True)]
         assert got == [1] * kept + [0] * (running - kept)
     world.finish(most_steps(world))
+
+
+@given(n=st.integers(2, 4), steps=st.integers(0, 3), beams=st.booleans())
+def test_s6_the_answers_of_an_open_request_keep_their_slots(n: int, steps: int, beams: bool) -> None:
+    """Fewer would let it wait for ever: that is refused as our own mistake, until it has ended; so many do."""
+    world = World(Shape(num_blocks=64, block_size=4, max_num_seqs=6, max_num_batched_tokens=32))
+    params = SamplingParams(n=n, max_tokens=4, ignore_eos=True, use_beam_search=beams)
+    request = world.submit([1, 2, 3], params)
+    for _ in range(steps):
+        world.step()
+    assert world.scheduler.most_answers == n
+    with pytest.raises(AssertionError, match=f"^an open request needs {n} sequences at once$"):
+        world.set_limits(max_num_seqs=n - 1, max_num_batched_tokens=32)
+    world.set_limits(max_num_seqs=n, max_num_batched_tokens=32)
+    world.submit([4], SamplingParams(n=n + 1, max_tokens=1))
+    assert [record.request.id for record in world.open] == [request], "one of more answers has failed at once"
+    world.finish(most_steps(world))
+    world.set_limits(max_num_seqs=1, max_num_batched_tokens=32)
 
 
 @given(data=st.data())
