@@ -115,7 +115,6 @@ MESSAGES = Dialect(
         (r"tools\[(\d+)\]\.function", r"tools[\1]"),
         (r"tool_choice\.function", "tool_choice"),
         (r"reasoning_effort", "output_config.effort"),
-        (r"thinking_token_budget", "thinking.budget_tokens"),
     ),
     body=anthropic_error,
     id_headers=(b"x-request-id", b"request-id"),

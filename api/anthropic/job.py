@@ -7,6 +7,7 @@ import attrs
 from ..body import decode
 from ..dialect import MESSAGES
 from ..jobs import Job, chat_job_of
+from ..parsing import formats_for
 from ..service import Service
 from ..terms import Envelope
 from .message import MessageFormat
@@ -18,6 +19,8 @@ def message_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     request = decode(body, MessagesRequest)
     request.refuse_unserved()
     chat = request.to_chat()
+    if formats_for(service, template=None, for_tools=bool(chat.tools)).reasoning is None:
+        chat.thinking_token_budget = None  # What does not think keeps any budget; and enabling it takes one.
     with MESSAGES.renaming():
         job = chat_job_of(service, chat, envelope)
     answer = MessageFormat(

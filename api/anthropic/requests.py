@@ -15,7 +15,7 @@ from ..wire import MAX_BIASED_TOKENS, ChatRequest, Effort
 from .tools import MessageTool, MessageToolChoice, chat_choice, chat_tools
 from .turns import Block, Turn, messages_of
 
-REFUSED = ("container", "mcp_servers", "context_management")
+REFUSED = ("container", "mcp_servers")
 
 PASSED = (
     "model",
@@ -90,6 +90,11 @@ class TokenCountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         for name in REFUSED:
             if getattr(self, name) not in (None, []):
                 raise InvalidRequest(f"{name} is not supported by this server.", param=name)
+        if not _edits_nothing(self.context_management):
+            raise InvalidRequest(
+                "context_management is not supported by this server, but for edits that keep everything.",
+                param="context_management",
+            )
         if self.speed not in (None, "standard"):
             raise InvalidRequest("speed must be 'standard'.", param="speed")
 
@@ -141,6 +146,14 @@ class TokenCountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
                 param="output_config.format.type",
             )
         return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=given.schema))
+
+
+def _edits_nothing(management: Any) -> bool:
+    """Clients send it to ask that no thinking be cleared, which is what happens here in any case."""
+    edits = management.get("edits") if isinstance(management, dict) else management
+    if edits is None:
+        return True
+    return isinstance(edits, list) and all(isinstance(edit, dict) and edit.get("keep") == "all" for edit in edits)
 
 
 class MessagesRequest(TokenCountRequest, kw_only=True, forbid_unknown_fields=True):

@@ -141,7 +141,8 @@ async def test_thinking_is_off_unless_it_is_asked_for(thinking: Any, enabled: bo
         ({"stop_sequences": ["a"] * 5}, "stop_sequences", "stop_sequences takes at most 4"),
         ({"container": "c"}, "container", "not supported"),
         ({"mcp_servers": [{}]}, "mcp_servers", "not supported"),
-        ({"context_management": {"edits": []}}, "context_management", "not supported"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses"}]}}, "context_management", "not supported"),
+        ({"context_management": "all"}, "context_management", "not supported"),
         ({"speed": "fast"}, "speed", "must be 'standard'"),
         ({"thinking": {"type": "on"}}, "thinking.type", "must be enabled, adaptive or disabled"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens", "is required"),
@@ -160,6 +161,14 @@ async def test_what_is_refused_is_named(fields: dict[str, Any], param: str, told
         assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
         assert told in error["message"]
         assert not rig.engine.seen
+
+
+@pytest.mark.parametrize("edits", [[], [{"type": "clear_thinking_20251015", "keep": "all"}], None])
+async def test_edits_that_change_nothing_are_taken(edits: Any) -> None:
+    """Coding agents ask that all thinking be kept."""
+    async with serving() as rig:
+        response = await rig.post(PATH, asked(context_management={"edits": edits}))
+        assert response.status_code == 200
 
 
 async def test_errors_of_all_kinds_have_the_shape() -> None:
