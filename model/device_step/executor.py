@@ -99,6 +99,7 @@ class StepExecutor:
         self._pieces: dict[int, _Pieces] = {}
         self._meeting = _Meeting(model, max(self._token_sizes, default=0), kv.num_groups)
         self._logits = torch.empty(0)
+        self._turns: object = None
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Record all sizes, the largest first. No row is active: nothing that a step reads is changed.
@@ -252,29 +253,30 @@ class StepExecutor:
             slots=tuple(slots[:size] for slots in meeting.slots),
         )
         first = self._graphs.capture(partial(self._first_piece, size, tokens))
-        turns = first()
         later = [
-            self._graphs.capture(partial(self._later_piece, layer, size, tokens, turns))
+            self._graphs.capture(partial(self._later_piece, layer, size, tokens))
             for layer in range(self._pass.num_layers)
         ]
         return _Pieces(first=first, later=tuple(later))
 
     def _first_piece(self, size: int, tokens: Tokens) -> object:
-        return self._meet(self._pass.first(tokens), size)
+        halfway = self._pass.first(tokens)
+        self._meet(halfway, size)
+        self._turns = halfway.turns  # the later pieces of the same size are recorded, or run, over them
+        return self._turns
 
-    def _later_piece(self, layer: int, size: int, tokens: Tokens, turns: object) -> None:
+    def _later_piece(self, layer: int, size: int, tokens: Tokens) -> None:
         meeting = self._meeting
-        halfway = Halfway(queries=meeting.queries[:size], residual=meeting.residual[:size], turns=turns)
+        halfway = Halfway(queries=meeting.queries[:size], residual=meeting.residual[:size], turns=self._turns)
         outputs = meeting.outputs[:size]
         if layer + 1 == self._pass.num_layers:
             meeting.residual[:size].copy_(self._pass.last(outputs, halfway))
         else:
             self._meet(self._pass.between(layer, outputs, halfway, tokens), size)
 
-    def _meet(self, halfway: Halfway, size: int) -> object:
+    def _meet(self, halfway: Halfway, size: int) -> None:
         self._meeting.queries[:size].copy_(halfway.queries)
         self._meeting.residual[:size].copy_(halfway.residual)
-        return halfway.turns
 
     def _run_pieces(self, pieces: _Pieces, size: int, tokens: Tokens, layout: DeviceLayout) -> Tensor:
         """Hidden states of the step's own tokens."""

@@ -5,12 +5,25 @@ places. It decides nothing by what the tensors hold, and reads nothing back.
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
 
 T = TypeVar("T")
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A graph that is collected while another is recorded would break it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Graphs(Protocol):
@@ -44,15 +57,17 @@ class CudaGraphs:
             run()
             self._stream.synchronize()
             if not self._warm:
-                gc.collect()  # a tensor that goes during a capture would break it
+                gc.collect()
                 torch.cuda.empty_cache()
                 self._warm = True
             graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=self._pool)
-            try:
-                results = run()
-            finally:
-                graph.capture_end()
+            with _no_collection():
+                # Of this thread's calls: what others do meanwhile is no part of it.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    results = run()
+                finally:
+                    graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
 
         def replay() -> T:

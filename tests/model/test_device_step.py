@@ -57,7 +57,7 @@ def test_recorded_and_eager_steps_agree(
 ) -> None:
     """Prompts whole and in chunks, through recorded pieces and without them, with and without graphs."""
     for graphs in (FakeGraphs(), NoGraphs()):
-        driver = DeviceDriver(model, num_blocks=256, graphs=graphs, pieces=pieces and isinstance(graphs, FakeGraphs))
+        driver = DeviceDriver(model, num_blocks=256, graphs=graphs, pieces=pieces)
         names = [driver.join(prompt) for prompt in answers]
         for name, answer in zip(names, answers.values(), strict=True):
             assert driver.generate(name, COUNT, limit=limit) == answer
