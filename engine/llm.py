@@ -23,6 +23,8 @@ from .core.pooling import Pooling, PoolingKind, numbers_of
 from .device import Portal
 from .engine import Engine
 from .open import open_engine
+from .parsing import AnswerFormats, formats_of
+from .parsing.describe import described
 from .progress import loading_bars, request_bar
 from .prompt import ChatPrompt, Prompt, TextPrompt, as_prompt
 from .stats import EngineStats
@@ -127,14 +129,21 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, as `generate` does."""
+        """Answer one conversation or a list of them, as `generate` does.
+
+        `tools`, as OpenAI writes them, are shown to the model: by its chat template or, where that knows none, in the
+        system's message. What they come to is read with `formats`; arguments in a conversation's calls are objects.
+        """
         one = all(isinstance(message, Mapping) for message in messages)
         conversations = [messages] if one else messages
+        tells = None if tools is None or self.formats.knows_tools else partial(described, format=self.formats.tools)
         prompts: list[Prompt] = [
             ChatPrompt(
-                messages=conversation,  # type: ignore[arg-type]
+                messages=conversation if tells is None else tells(conversation, tools),  # type: ignore[arg-type]
+                tools=None if tools is None or tells is not None else tuple(tools),
                 add_generation_prompt=add_generation_prompt,
                 template_kwargs=template_kwargs or {},
             )
@@ -178,6 +187,16 @@ class LLM:
         """
         wanted = Pooling(kind=pooling, dimensions=dimensions, normalize=normalize)
         return self._ask_all([partial(_embed, prompt, wanted) for prompt in _prompts(prompts)], progress)
+
+    @property
+    def formats(self) -> AnswerFormats:
+        """How the model writes tool calls and marks its reasoning, told from its chat template: for reading its answers
+        and for holding them to calls (docs/tools.md)."""
+
+        async def read(engine: Engine) -> str | None:
+            return engine.tokenizer.chat_template(for_tools=True)
+
+        return formats_of(self._portal.call(read))
 
     def stats(self) -> EngineStats:
         """The engine's numbers now."""
