@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.live.test_route import METRICS, post
 from tests.contract.stage import Stage, staged, until
+from triolet.api.log import Throughput
 
 from .browsing import Browser, Keys
 from .test_chat import opened
@@ -17,7 +18,13 @@ FIGURES = ("running", "waiting", "kv_usage", "prefix_hits", "generation_tokens",
 FIGURE = "document.querySelector('[data-figure={}]')"
 COUNTS = """Object.fromEntries([...document.querySelectorAll('[data-state-count]')].map(
   (element) => [element.dataset.stateCount, Number(element.textContent.replaceAll(',', ''))]))"""
+ROWS = """Object.fromEntries([...document.querySelectorAll('#queue tbody tr')].map((row) =>
+  [row.dataset.request, [1, 3, 4].map((cell) => row.children[cell].textContent)]))"""
 BLOCK = "document.querySelector('#block')?.textContent ?? ''"
+
+
+async def shown(browser: Browser, figure: str) -> str:
+    return str(await browser.get(f"{FIGURE.format(figure)}.textContent"))
 
 
 async def metrics(stage: Stage) -> dict[str, float]:
@@ -33,13 +40,15 @@ async def load(stage: Stage, stack: AsyncExitStack, count: int) -> None:
         await until(lambda number=number: stage.num_open == number + 1)
 
 
-async def test_the_page_agrees_with_the_metrics_and_the_map_with_both(browser: Browser) -> None:
-    """Six requests for four places, held at a step: figures, legend, requests and the last step."""
+async def test_the_page_agrees_with_the_metrics_the_log_and_the_stories(browser: Browser) -> None:
+    """Six requests for four places, held at a step: figures, legend, rows and the last step are those of /metrics, of
+    the log's line, and of the requests' stories."""
     async with (
         staged(num_blocks=40, max_num_batched_tokens=24) as stage,
         opened(browser, stage),
         AsyncExitStack() as stack,
     ):
+        throughput = Throughput(stage.engine.stats(), 0.0)
         await load(stage, stack, 6)
         await stage.step(9)
         found = await metrics(stage)
@@ -66,8 +75,25 @@ async def test_the_page_agrees_with_the_metrics_and_the_map_with_both(browser: B
         assert sum(counts.values()) == 40
         assert held / 40 == found["vllm:kv_cache_usage_perc"]
         assert counts["free"] + counts["cached"] == found["triolet:kv_blocks_free"]
-        rows = await browser.get("[...document.querySelectorAll('#queue tbody tr')].map((row) => row.dataset.request)")
-        assert sorted(rows) == [f"r{number}" for number in range(6)]
+        line = throughput.line(stage.engine.stats(), 1.0)
+        assert line is not None
+        for words in (
+            f"Running: {await shown(browser, 'running')} reqs, Waiting: {await shown(browser, 'waiting')} reqs",
+            f"Preemptions: {await shown(browser, 'preemptions')}, ",
+            f"KV cache usage: {await shown(browser, 'kv_usage')}, ",
+            f"Prefix cache hit rate: {await shown(browser, 'prefix_hits')}",
+        ):
+            assert words.replace(" %", "%") in line
+        rows = await browser.get(ROWS)
+        assert rows == {
+            story.name: [
+                str(story.state),
+                str(story.num_cached_tokens),
+                f"{story.num_output_tokens} / {story.max_tokens}",
+            ]
+            for story in stage.engine.stories()
+        }
+        assert len(rows) == 6
         drawn = await browser.get("document.querySelectorAll('#steps canvas, #rates canvas, #times canvas').length")
         assert drawn == 3
         stage.device.step(float("inf"))

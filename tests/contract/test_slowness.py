@@ -108,3 +108,29 @@ async def test_a_slow_head_is_dropped_on_time(sent: bytes, mock_clock: trio.test
             pass
         await stream.aclose()
         await stage.wait_all_gone()
+
+
+async def test_a_watcher_that_stops_reading_is_dropped_on_time(mock_clock: trio.testing.MockClock) -> None:
+    """It holds one event of the live view and no more, another one is told on, and after --write-timeout it is gone."""
+    async with staged(**TIMEOUTS) as stage:
+        hub = stage.run.hub
+        assert hub is not None
+        stalled, other = await connect("http/2", stage.port, window=100), await connect("http/1.1", stage.port)
+        await stalled.ask("/v1/live")
+        await until(lambda: stage.run.server.num_blocked_writes == 1)
+        await other.ask("/v1/live")
+        await other.read_until(b'"kind":"snapshot"')
+        stage.device.step(float("inf"))
+        asking = await connect("http/1.1", stage.port)
+        assert choices_of(await ask_and_read(asking), streamed=False)[0].text == "hello"
+        for _ in range(5):
+            mock_clock.jump(0.2)
+            await until(lambda: True)
+        await other.read_until(b'"kind":"change"')
+        assert hub.num_watchers == 2
+        mock_clock.jump(30)
+        await until(lambda: hub.num_watchers == 1)
+        for client in (stalled, other, asking):
+            await client.close()
+        await until(lambda: hub.num_watchers == 0)
+        await stage.wait_all_gone()
