@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .nucleus import keep_from, kept, top_p_threshold
+from .nucleus import keep_from, kept, kernel, top_p_threshold
 from .topk import largest as most_likely
 
 Int64Array = npt.NDArray[np.int64]
@@ -163,12 +163,21 @@ def _draw_from_all(logits: Tensor, largest: Tensor, rows: SamplingRows, drawn: I
         _cut(weights, scaled, floor)
     limited = np.flatnonzero(rows.top_p[drawn] < 1)
     if limited.size:
-        top_p = torch.from_numpy(rows.top_p[drawn][limited]).to(device)
+        _keep_nuclei(scaled, weights, floor, limited, rows.top_p[drawn][limited])
+    uniform = torch.from_numpy(uniforms(rows.seeds[drawn], rows.positions[drawn])).to(device)
+    return _pick(weights, uniform)
+
+
+def _keep_nuclei(scaled: Tensor, weights: Tensor, floor: Tensor, limited: Int64Array, share: Float64Array) -> None:
+    """top_p on these rows of weights. Changes `floor` too."""
+    device, cut = scaled.device, kernel()
+    if cut is not None and device.type == "cpu":
+        cut(weights.numpy(), scaled.numpy(), limited, share)
+    else:
+        top_p = torch.from_numpy(share).to(device)
         least = _top_p_threshold(_take(scaled, limited), _take(weights, limited), _take(floor, limited), top_p)
         floor[torch.from_numpy(limited).to(device)] = least
         _cut(weights, scaled, floor)
-    uniform = torch.from_numpy(uniforms(rows.seeds[drawn], rows.positions[drawn])).to(device)
-    return _pick(weights, uniform)
 
 
 def _exp(scaled: Tensor) -> Tensor:

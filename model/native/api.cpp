@@ -3,6 +3,7 @@
 // A function that can refuse answers a sentence, or null; it is valid until the thread's next call. Nothing here throws.
 #include <exception>
 
+#include "nucleus.h"
 #include "tape.h"
 
 using namespace triolet;
@@ -153,6 +154,19 @@ void triolet_free_tape(Tape* tape) { delete tape; }
 
 const char* triolet_run(Tape* tape, const Step* step) {
   return guarded([&] { return tape->run(*step); });
+}
+
+// See nucleus.h; `num_rows` are there.
+const char* triolet_keep_nucleus(float* weights, int64_t weight_stride, const float* scaled, int64_t scaled_stride,
+                                 int num_rows, int width, int count, const int64_t* rows, const double* shares,
+                                 int threads) {
+  return guarded([&]() -> std::string {
+    if (width < 1) return "rows without weights";
+    for (int i = 0; i < count; i++)
+      if (rows[i] < 0 || rows[i] >= num_rows) return "no such row";
+    keep_nucleus(Pool::shared(), threads, {weights, weight_stride, scaled, scaled_stride, width}, rows, shares, count);
+    return "";
+  });
 }
 
 // Seconds of each op since the last call, of the steps run with `profile`.

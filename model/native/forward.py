@@ -14,9 +14,11 @@ import numpy.typing as npt
 import torch
 
 from ..batch import StepWork
+from ..nucleus import use
 from ..sampling import Best
 from .kv import NativeKV
 from .library import Step, check
+from .nucleus import NucleusKernel
 from .tape import Tape
 from .threads import ThreadChooser
 from .weights import NativeModel, padded
@@ -36,6 +38,7 @@ class NativeForward:
         self.states = np.empty((0, model.spec.hidden_size), np.float32)
         """`[len(work.pooled_tokens), hidden_size]` of the last call."""
         model.library.resize_pool(num_threads)
+        use(NucleusKernel(model.library, num_threads=num_threads))
 
     def __call__(self, work: StepWork) -> tuple[torch.Tensor, Best]:
         """Logits `[len(work.sampled_tokens), vocab_size]`, valid until the next call, and each row's largest."""

@@ -136,6 +136,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_char_p,
         (POINTER(c_void_p), POINTER(ModelShape), POINTER(Op), c_int, POINTER(BufferShape), c_int, c_void_p),
     ),
+    "keep_nucleus": (
+        c_char_p,
+        (c_void_p, c_int64, c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_void_p, c_int),
+    ),
     "free_tape": (None, (c_void_p,)),
     "run": (c_char_p, (c_void_p, POINTER(Step))),
     "take_seconds": (None, (c_void_p, POINTER(c_double))),

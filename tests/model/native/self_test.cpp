@@ -1,9 +1,11 @@
 // The kernels by themselves, to be run under the sanitizers: matrices of every format with every number of rows, a cache
 // of every format under mixed steps, one thread and several; what several answer must be what one answers, bit for bit.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
+#include "nucleus.h"
 #include "tape.h"
 
 using namespace triolet;
@@ -119,9 +121,29 @@ std::vector<float> run(Format weights, Format cached, int threads) {
   return logits;
 }
 
+// Rows whose weights one thread cuts, and several: the same, and no more than the share asks for.
+std::vector<float> cut(int threads) {
+  state = 7;
+  const int rows = 9, width = 301;
+  std::vector<float> scaled = random_floats(rows * width), weights(rows * width);
+  for (int i = 0; i < rows * width; i++) scaled[i] = i % 5 ? -std::fabs(scaled[i]) * (float)(i % 40) : -INFINITY;
+  for (int i = 0; i < rows * width; i++) weights[i] = std::exp(scaled[i]);
+  std::vector<int64_t> chosen;
+  std::vector<double> shares;
+  for (int row = 0; row < rows; row++) chosen.push_back(row), shares.push_back(0.1 * row + 0.1);
+  keep_nucleus(Pool::shared(), threads, {weights.data(), width, scaled.data(), width, width}, chosen.data(), shares.data(),
+               rows);
+  for (float weight : weights) expect(weight >= 0 && weight <= 1, "a weight is no weight");
+  return weights;
+}
+
 }  // namespace
 
 int main() {
+  Pool::shared().resize(1);
+  const std::vector<float> kept = cut(1);
+  Pool::shared().resize(4);
+  for (int threads : {4, 2}) expect(cut(threads) == kept, "threads change what is cut");
   const Format formats[][2] = {{Format::FLOAT32, Format::FLOAT32}, {Format::BFLOAT16, Format::BFLOAT16},
                                {Format::INT8, Format::BFLOAT16},   {Format::INT4, Format::INT8}};
   for (const auto& format : formats) {
