@@ -11,6 +11,10 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of parts that have a `text`."""
 
 
+MAX_DEPTH = 100
+"""Objects and lists within each other, in the arguments of a call: what writes them out again recurses."""
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
     """A part of a message's content; only text can be read."""
 
@@ -91,13 +95,27 @@ def _part(part: ContentPart, where: str) -> str:
     return text
 
 
+def _is_deep(value: Any) -> bool:
+    """Deeper than MAX_DEPTH. A stack, not recursion: the client chooses the depth."""
+    stack = [(value, 1)]
+    while stack:
+        inner, depth = stack.pop()
+        if isinstance(inner, dict | list):
+            if depth > MAX_DEPTH:
+                return True
+            stack += [(each, depth + 1) for each in (inner.values() if isinstance(inner, dict) else inner)]
+    return False
+
+
 def _tool_call(call: MessageToolCall, where: str) -> dict[str, Any]:
     arguments: Any = call.function.arguments
+    param = f"{where}.function.arguments"
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
-            param = f"{where}.function.arguments"
             raise InvalidRequest(f"{param} must be the text of a JSON object.", param=param) from None
+    if _is_deep(arguments):
+        raise InvalidRequest(f"{param} may be nested {MAX_DEPTH} deep.", param=param)
     function = {"name": call.function.name, "arguments": arguments or {}}
     return {"id": call.id, "type": call.type, "function": function}

@@ -63,7 +63,8 @@ class Reading:
 
     def __init__(self, parsing: Parsing, thinking: Thinking | None) -> None:
         reasoning = tools = None
-        if thinking is not None and parsing.formats.reasoning is not None:
+        # Where the prompt has closed the reasoning, a mark is text.
+        if thinking is not None and parsing.formats.reasoning is not None and thinking.begins != "over":
             reasoning = parsing.formats.reasoning.parser(inside=thinking.begins == "inside")
         if parsing.functions:
             tools = parsing.formats.tools.parser(parsing.functions, most_calls=parsing.most_calls)

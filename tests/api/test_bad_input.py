@@ -157,6 +157,8 @@ TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [
     ),
 ]
 
+DEEP = '{"a":' * 900 + "1" + "}" * 900
+
 CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({}, "messages", "messages is required."),
     ({"messages": []}, "messages", "messages must hold at least one message."),
@@ -184,6 +186,11 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
         "messages[0].tool_calls[0].function.arguments",
         "messages[0].tool_calls[0].function.arguments must be the text of a JSON object.",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+        "messages[0].tool_calls[0].function.arguments may be nested 100 deep.",
     ),
     (
         {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]},

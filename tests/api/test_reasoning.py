@@ -116,6 +116,17 @@ async def test_an_answer_goes_on_where_its_message_stops(begun: str, reasoning: 
     assert message["reasoning"] == (reasoning and reasoning.strip())
 
 
+async def test_where_the_prompt_has_closed_the_reasoning_a_mark_is_text() -> None:
+    """And there is no reasoning to count."""
+    async with serving(FakeEngine(pieces=list("<think>a</think>b"))) as rig:
+        rig.engine.tokenizer.template = TEMPLATE
+        messages = [{"role": "assistant", "content": "<think></think>"}]
+        body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+        answer = (await rig.post(CHAT, body)).json()
+    assert answer["choices"][0]["message"]["content"] == "<think>a</think>b"
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
 async def test_the_parser_of_reasoning_is_named_or_turned_off_by_a_flag() -> None:
     """DeepSeek's thinks from the first token on."""
     for name, reasoning, content in (("deepseek_r1", "Hm.", "Yes."), ("none", None, "Hm.</think>Yes.")):
