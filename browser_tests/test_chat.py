@@ -73,7 +73,7 @@ async def test_stopping_frees_the_request_at_the_next_step(browser: Browser) -> 
             assert await fact(browser, "end") == "stopped"
             assert stage.engine.stories()[0].abort_reason == "left"
             await browser.until("document.activeElement.tagName === 'TEXTAREA'")
-            await browser.click(".new")
+            await browser.click("[aria-label='New chat']")
 
 
 async def test_an_answer_can_be_had_again(browser: Browser) -> None:
@@ -97,7 +97,7 @@ async def test_several_chats_at_once(browser: Browser) -> None:
     """A second chat is answered while the first one is; each tab says that it is busy; both end."""
     async with staged() as stage, opened(browser, stage):
         await say(browser, "first of two")
-        await browser.click(".new")
+        await browser.click("[aria-label='New chat']")
         assert await browser.focused() == "Message"
         await browser.press("second", Keys.ENTER)
         await until(lambda: stage.num_open == 2 and stage.device.waits)
@@ -112,6 +112,23 @@ async def test_several_chats_at_once(browser: Browser) -> None:
         assert await browser.get(TEXT) == "second"
         await browser.click(".tab")
         assert await browser.get(TEXT) == "first of two"
+
+
+async def test_closing_a_chat_stops_its_answer(browser: Browser) -> None:
+    """The other one is shown, and the server has the blocks back; the last chat cannot be closed."""
+    async with staged() as stage, opened(browser, stage):
+        close = '[aria-label="Close this chat"]'
+        assert await browser.get(f"document.querySelector('{close}').hidden")
+        await browser.click("[aria-label='New chat']")
+        await say(browser, "hello there")
+        await until(lambda: stage.device.waits)
+        await browser.click(close)
+        await until(lambda: not stage.num_open)
+        await stage.step(1)
+        assert stage.engine_is_empty()
+        assert await browser.get("document.querySelectorAll('.tab').length") == 1
+        assert await browser.get(f"document.querySelector('{close}').hidden")
+        assert await browser.focused() == "Message"
 
 
 async def test_what_is_said_is_text(browser: Browser) -> None:
@@ -133,6 +150,6 @@ async def test_a_refusal_is_shown_where_the_answer_would_be(browser: Browser) ->
         await browser.until(f"{STATE} === 'failed'")
         assert "301" in await browser.get(f"{LAST}.querySelector('.failed').textContent")
         browser.console_errors()  # the browser notes the 400 there
-        await browser.click(".new")
+        await browser.click("[aria-label='New chat']")
         await say(browser, "hello")
         await browser.until(f"{STATE} === 'done'")

@@ -98,7 +98,7 @@ async def test_everything_can_be_done_with_the_keys(browser: Browser) -> None:
             "Send",
             "Map of the KV blocks. Arrow keys go from block to block, Escape leaves.",
         ]
-        await browser.get("document.querySelector('.new').focus()")
+        await browser.get("document.querySelector('[aria-label=\"New chat\"]').focus()")
         await browser.press(Keys.ENTER)
         await browser.press("hello", Keys.ENTER)
         await browser.until(f"{STATE} === 'done'")

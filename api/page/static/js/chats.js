@@ -17,7 +17,15 @@ export class Chats {
       title: "New chat",
       onclick: () => this.add().focus(),
     });
-    root.replaceChildren(make("div", { class: "tabs" }, this._list, add));
+    this._close = make("button", {
+      type: "button",
+      class: "new",
+      text: "×",
+      "aria-label": "Close this chat",
+      title: "Close this chat",
+      onclick: () => this.close(),
+    });
+    root.replaceChildren(make("div", { class: "tabs" }, this._list, this._close, add));
     this.add();
   }
 
@@ -44,8 +52,21 @@ export class Chats {
     return chat;
   }
 
+  /** Let the shown chat go, its answer stopped. The last one stays. */
+  close() {
+    const place = this._chats.findIndex(({ chat }) => chat === this._shown);
+    const [{ chat, tab }] = this._chats.splice(place, 1);
+    chat.answer?.stop();
+    chat.element.remove();
+    tab.remove();
+    const next = this._chats[Math.min(place, this._chats.length - 1)];
+    this._show(next.chat);
+    next.chat.focus();
+  }
+
   _show(shown) {
     this._shown = shown;
+    this._close.hidden = this._chats.length < 2;
     for (const { chat, tab } of this._chats) {
       const isShown = chat === shown;
       chat.element.hidden = !isShown;

@@ -51,6 +51,7 @@ narrow.addEventListener("change", watchOrNot);
 live.addEventListener("link", () => {
   const words = { open: "live", lost: "reconnecting", closed: "", refused: "no live view" };
   byId("link").dataset.state = live.link;
+  byId("inside").dataset.link = live.link;
   say(byId("link"), words[live.link]);
   byId("link").title = words[live.link];
   const notice = byId("notice");
