@@ -11,6 +11,8 @@
 """
 
 import inspect
+import logging
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -31,6 +33,17 @@ def autojump_clock() -> trio.testing.MockClock:
 def mock_clock() -> trio.testing.MockClock:
     """A clock that stands still."""
     return trio.testing.MockClock()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A test may run a command, which sets up the log for a process: the next test finds it as this one did."""
+    root, ours = logging.getLogger(), logging.getLogger("triolet")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
 
 
 @pytest.hookimpl(tryfirst=True)
