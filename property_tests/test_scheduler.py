@@ -12,6 +12,7 @@ S8  each request's tokens, or its vector, are those of the request run alone, wh
 
 from typing import Any
 
+import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -21,6 +22,7 @@ from triolet.engine.core.grammar import GrammarSpec
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.pooling import POOLINGS, Pooling
 
+from .memory import MOST_FORCED
 from .world import CUT_OFF, Shape, World
 
 
@@ -192,3 +194,30 @@ def test_s8_each_forced_token_saves_a_step_and_changes_nothing(
         assert num_steps[0] == num_steps[1] - saved
     assert num_steps[0] <= num_steps[1]
     assert forced == 0
+
+
+@given(data=st.data())
+def test_s2_an_answer_that_jumps_gets_a_token_in_every_step(data: st.DataObject) -> None:
+    """S2: forced tokens are computed before any prompt, and are not held to the share of prompts: each step that has
+    room for them gives the answer a token at least, whoever arrives."""
+    num_seqs = data.draw(st.integers(2, 5))
+    world = World(
+        Shape(
+            num_blocks=600,
+            block_size=4,
+            vocab_size=8,
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=num_seqs * (1 + MOST_FORCED),
+            prefill_tokens_beside_decodes=1,
+        )
+    )
+    params = SamplingParams(max_tokens=40, grammar=GrammarSpec.regex("any"))
+    first = world.records[world.submit(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4)), params)]
+    while not first.given[0] and first.finished is None:
+        world.step()
+    while first.finished is None:
+        if data.draw(st.booleans()):
+            world.submit([1] * data.draw(st.integers(1, 50)), attrs.evolve(params, max_tokens=5))
+        before = len(first.given[0])
+        world.step()
+        assert len(first.given[0]) > before or first.finished is not None
