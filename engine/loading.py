@@ -129,7 +129,7 @@ def _make_torch_runner(
     from ..model.kv import KVTensors
     from ..model.llama import build_model
     from ..model.runner import ModelRunner
-    from ..model.weights import read_weights
+    from ..model.weights import read_weights, stored_bytes
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(num_compute_threads(num_cores(), torch.get_num_threads()))
@@ -143,7 +143,7 @@ def _make_torch_runner(
         device=device,
         backend=backend,
     )
-    weights = _counted(read_weights(source, spec), report)
+    weights = _counted(read_weights(source, spec), stored_bytes(source), report)
     model = build_model(
         spec,
         weights,
@@ -196,13 +196,13 @@ def _make_native_runner(
     from ..model.native.kv import NativeKV, element_width
     from ..model.native.weights import pack_model
     from ..model.runner import ModelRunner
-    from ..model.weights import read_weights
+    from ..model.weights import read_weights, stored_bytes
 
     # The kernels have threads of their own: two teams that spin would wait for each other's time slices.
     torch.set_num_threads(1)
     num_threads = num_native_threads(num_cores(), os.environ.get("OMP_NUM_THREADS", ""))
     native.library.resize_pool(num_threads)
-    weights = _counted(read_weights(source, spec), report)
+    weights = _counted(read_weights(source, spec), stored_bytes(source), report)
     model = pack_model(native.library, spec, weights, format=native.weights, max_model_len=max_model_len)
     log.info(
         "weights loaded as %s (%d MiB) for native kernels (%s), up to %d threads",
@@ -270,10 +270,12 @@ def _kv_memory_bytes(
     return memory.kv_cache
 
 
-def _counted(weights: "Iterable[tuple[str, torch.Tensor]]", report: Progress) -> "Iterator[tuple[str, torch.Tensor]]":
-    """The same weights; the bytes that have passed are reported."""
+def _counted(
+    weights: "Iterable[tuple[str, torch.Tensor]]", total: int | None, report: Progress
+) -> "Iterator[tuple[str, torch.Tensor]]":
+    """The same weights; the bytes that have passed are reported, of `total` where that is known."""
     num_bytes = 0
     for name, tensor in weights:
         num_bytes += tensor.numel() * tensor.element_size()
-        report("Loading weights", num_bytes, None)
+        report("Loading weights", num_bytes, total)
         yield name, tensor

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 
+COUNTED = ("Recording graphs",)
+"""What is counted in pieces, where all else is in bytes."""
+
+
 def _progress(*columns: "ProgressColumn | str") -> "Progress":
     from rich.console import Console
     from rich.progress import Progress
@@ -23,10 +27,21 @@ def _progress(*columns: "ProgressColumn | str") -> "Progress":
 @contextmanager
 def loading_bars() -> Iterator[Callable[[str, int, int | None], None]]:
     """A function to be given as `progress` of `open_engine`: one bar for each thing that is being fetched or loaded."""
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Task, TextColumn, TransferSpeedColumn
+    from rich.text import Text
+
+    class Amount(DownloadColumn):
+        def render(self, task: Task) -> Text:
+            if task.description not in COUNTED:
+                return super().render(task)
+            return Text(f"{task.completed:.0f} of {task.total or 0:.0f}")
+
+    class Speed(TransferSpeedColumn):
+        def render(self, task: Task) -> Text:
+            return super().render(task) if task.description not in COUNTED else Text("")
 
     bars: dict[str, int] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), Amount(), Speed())
     with _progress(*columns) as progress:
 
         def report(what: str, done: int, total: int | None) -> None:

@@ -25,6 +25,13 @@ def read_spec(source: ModelSource) -> ModelSpec:
     return spec_of_folder(source.path)
 
 
+def stored_bytes(source: ModelSource) -> int | None:
+    """What `read_weights` gives in all, but for what it skips; None where that is not known before it is read."""
+    if source.kind != "folder":
+        return None
+    return sum(path.stat().st_size for path in source.path.glob("*.safetensors")) or None
+
+
 def read_weights(source: ModelSource, spec: ModelSpec) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Each weight with its Hugging Face name, in the file's order and in a floating type of the file's choosing.
 

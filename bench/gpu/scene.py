@@ -3,7 +3,7 @@
 import attrs
 import torch
 
-from triolet.model.attention.triton.paged import AttentionTerms, PagedBatch
+from triolet.model.attention.triton.step import AttentionTerms, PagedBatch
 
 
 @attrs.frozen(kw_only=True)

@@ -150,10 +150,10 @@ def through_transformers(
     folder: Path, spec: ModelSpec, load: Load, dtype: torch.dtype, device: torch.device
 ) -> list[Row]:
     """`generate_batch` of the same prompts, greedily, without HTTP. Not to be had is no failure of ours."""
-    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
-
     name = f"transformers, {load.requests} requests, no HTTP"
     try:
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
         # An end token that never comes, so that every answer is as long as ours.
         config = GenerationConfig(max_new_tokens=load.output_len, do_sample=False, eos_token_id=-1, pad_token_id=0)

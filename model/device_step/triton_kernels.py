@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..attention.interface import AttentionShape
 from ..attention.triton.copy_blocks import BlockCopier
-from ..attention.triton.paged import AttentionTerms, PagedBatch, paged_attention
+from ..attention.triton.paged import paged_attention
 from ..attention.triton.rotate_and_write import rotate_and_write
+from ..attention.triton.step import AttentionTerms, PagedBatch
 from ..kv import KVTensors
 from ..layers.rotary import Rotary
 from ..layers.triton.rms_norm import add_rms_norm

@@ -54,7 +54,10 @@ async def test_a_model_on_disk_answers(folder: Path, caplog: pytest.LogCaptureFi
             assert outputs[-1].num_output_tokens == 8
         assert texts[0] == texts[1]
         assert engine.stats().num_free_blocks == engine.stats().num_blocks == 128
-    assert [what for what, _, _ in seen][-1] == "Loading weights"
+    what, done, total = seen[-1]
+    stored = (folder / "model.safetensors").stat().st_size
+    assert (what, total) == ("Loading weights", stored)
+    assert 0 < done <= stored
     assert "KV cache: 128 blocks of 16 tokens, 2048 tokens in 1 MiB; holds at most 4 sequences of 512" in caplog.text
 
 
