@@ -98,7 +98,10 @@ class StepExecutor:
         self._draws: dict[tuple[int, bool], Callable[[], Tensor]] = {}
         self._pieces: dict[int, _Pieces] = {}
         self._meeting = _Meeting(model, max(self._token_sizes, default=0), kv.num_groups)
-        self._logits = torch.empty(0)
+        self._logits = torch.empty(
+            (self._decode_sizes[-1], model.spec.vocab_size), dtype=torch.float32, device=model.device
+        )
+        """Those of the last decode: one place for all sizes, each uses its beginning."""
         self._turns: object = None
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -173,7 +176,6 @@ class StepExecutor:
         rows = torch.arange(size, device=self._model.device)
         self._decodes[size] = self._graphs.capture(partial(self._decode, size, starts, rows))
         for all_greedy in (True, False):
-            # Recorded over the logits' place; with `NoGraphs` there is no such place, and the step leaves them.
             self._draws[size, all_greedy] = self._graphs.capture(partial(self._draw, size, all_greedy))
 
     def _decode(self, size: int, starts: Tensor, rows: Tensor) -> Tensor:
@@ -193,9 +195,10 @@ class StepExecutor:
             most_queries=1,
             longest_context=self._longest,
         )
-        self._logits = self._pass.logits(self._pass.hidden(tokens, layout))
+        logits = self._logits[:size]
+        logits.copy_(self._pass.head(self._pass.hidden(tokens, layout)))
         buffers.computed[:size] += active
-        return self._logits
+        return logits
 
     def _draw(self, size: int, all_greedy: bool) -> Tensor:
         buffers = self.buffers
@@ -208,7 +211,7 @@ class StepExecutor:
             positions=buffers.computed[:size],
             all_greedy=all_greedy,
         )
-        tokens, usable = self._kernels.sample(self._logits, sampling)
+        tokens, usable = self._kernels.sample(self._logits[:size], sampling)
         own = buffers.tokens[:size]
         own.copy_(torch.where(buffers.active[:size] > 0, tokens, own))
         return torch.stack((tokens, usable))

@@ -80,7 +80,11 @@ class DevicePass:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 `[len(hidden), vocab_size]`."""
-        return self.model.head(self.normed(hidden)).float()
+        return self.head(hidden).float()
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """The same in the model's dtype."""
+        return self.model.head(self.normed(hidden))
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The model's hidden states, as transformers gives them out."""

@@ -65,10 +65,13 @@ class CudaTransfers:
         self._device = device
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if not array.size:
+            return tensor.to(self._device)
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def download(self, tensor: Tensor) -> Landing:
-        there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.numel() > 0)
         there.copy_(tensor, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
