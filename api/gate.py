@@ -7,7 +7,6 @@ to the generating routes, which are raw ASGI, or to Quart, which has the rest.
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..engine.core.errors import InvalidRequest, TrioletError, Unauthorized
 from .body import Receive, discard_body, header, read_body
@@ -15,7 +14,7 @@ from .config import ServerConfig
 from .dialect import dialect_of
 from .door import Door, Refusal
 from .errors import HeadersTooLarge, MethodNotAllowed, VersionRefused
-from .heads import HEAD_BYTES_MAX, HEAD_TOO_LARGE, check_media_type
+from .heads import HEAD_BYTES_MAX, HEAD_TOO_LARGE, check_media_type, path_of
 from .keys import Caller, KeyRing, authorization_of
 from .page.entrance import Entrance
 from .reply import Reply, Send
@@ -88,8 +87,7 @@ class Gate:
         """The route for a request, None for the rest. Raises what it is refused for."""
         if not (scope["http_version"].startswith("1.") or (self._config.http2 and scope["http_version"] == "2")):
             raise VersionRefused("This server speaks HTTP/1.1 only.")
-        if not scope["path"].startswith("/"):
-            scope["path"] = urlsplit(scope["path"]).path or "/"
+        scope["path"] = path_of(scope["path"])
         self._strip_root(scope)
         if self._entrance.lets_in(scope):
             scope[CALLER] = Caller()

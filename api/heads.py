@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 from .body import Headers, header
-from .errors import WrongMediaType
+from .errors import MalformedHttp, WrongMediaType
 
 HEAD_BYTES_MAX = 64 * 1024
 """Most bytes of a request's first line and headers; more is answered with 431."""
@@ -26,8 +26,29 @@ def check_media_type(headers: Headers, allowed_origins: tuple[str, ...]) -> None
             return
         shown = media_type[:64].decode("latin-1")
         raise WrongMediaType(f"The body must be JSON: send `Content-Type: application/json`, not {shown!r}.")
-    origin = header(headers, b"origin")
-    if origin is None or "*" in allowed_origins or origin.decode("latin-1") in allowed_origins:
+    named = header(headers, b"origin")
+    if named is None:
         return
-    if urlsplit(origin).netloc != (header(headers, b"host") or b""):
+    origin = named.decode("latin-1")
+    if "*" in allowed_origins or origin in allowed_origins:
+        return
+    if _host_of(origin) != (header(headers, b"host") or b"").decode("latin-1"):
         raise WrongMediaType("A web page must say what it sends: `Content-Type: application/json`.")
+
+
+def path_of(target: str) -> str:
+    """The path of a target that may be a whole URL (RFC 9112, 3.2.2). Raises MalformedHttp for a URL that is none."""
+    if target.startswith("/"):
+        return target
+    try:
+        return urlsplit(target).path or "/"
+    except ValueError:
+        raise MalformedHttp("The target of the request is no URL.") from None
+
+
+def _host_of(origin: str) -> str | None:
+    """None: it has none, and comes from nowhere that is ours."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None

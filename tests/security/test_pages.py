@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api.rig import chat, error_of, serving
+from tests.api.rig import chat, error_of, read_to_end, serving
 
 CHAT = "/v1/chat/completions"
 PAGE = {"origin": "https://page.example"}
@@ -52,3 +52,20 @@ async def test_pages_that_may_call_may_send_what_they_like_to_call_nothing() -> 
         for origin in ("https://page.example", rig.url):
             assert (await rig.post(CHAT, chat(), headers={"origin": origin})).status_code == 200
         assert (await rig.post(CHAT, chat(), headers={"origin": "https://other.example"})).status_code == 415
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [b"http://[", b"http://]", b"\xff\xfe", b"http://x\xe9", b"http://\xe2\x84\x80", b"null", b"", b"x" * 5000],
+)
+async def test_an_origin_that_is_none_is_no_page_of_ours(origin: bytes) -> None:
+    """415 like a strange page's, whatever the header holds: never an error of the server's."""
+    async with serving() as rig, await rig.connect() as stream:
+        body = b"{}"
+        await stream.send_all(
+            b"POST %b HTTP/1.1\r\nhost: test\r\norigin: %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+            % (CHAT.encode(), origin, len(body), body)
+        )
+        answer = await read_to_end(stream)
+    assert answer.startswith(b"HTTP/1.1 415")
+    assert b"unsupported_media_type" in answer

@@ -207,3 +207,17 @@ async def test_pickles_and_import_strings_are_only_text(method: str, path: str, 
                     assert response.status_code in (400, 404)
                     error_of(response)
     assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "target", ["http://[", "http://[/health", "http://]/health", "http://x@[::1/v1/models", "x://%5B["]
+)
+async def test_a_target_that_is_no_url_is_a_400(target: str) -> None:
+    """It ends its connection like anything else that is no HTTP; the server has no error of its own."""
+    async with serving(api_key=(KEY,)) as rig:
+        for verb in ("GET", "POST"):
+            async with await rig.connect() as stream:
+                await stream.send_all(f"{verb} {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+                answer = await read_to_end(stream)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert b"malformed_http" in answer
