@@ -171,12 +171,14 @@ async def refuse_at(door: Door, stream: trio.SocketStream) -> bool:
     """Answer and close a connection whose request comes soon, and is one to refuse: its bytes had not come with it."""
     if not door.is_closed:
         return False
+    data = b""
     with suppress(OSError), trio.move_on_after(HEAD_WAIT_S):
         data = await stream.socket.recv(PEEK_BYTES, socket.MSG_PEEK)
-        answer = door.answer(data)
-        if answer is not None:
-            await stream.socket.recv(len(data))
-            await stream.socket.send(answer)
-            await stream.aclose()
-            return True
-    return False
+    answer = door.answer(data)
+    if answer is None:
+        return False
+    with suppress(OSError):  # The time is not over any more: what has been taken from the socket must be answered.
+        await stream.socket.recv(len(data))
+        await stream.socket.send(answer)
+    await stream.aclose()
+    return True

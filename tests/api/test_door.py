@@ -8,7 +8,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.api.door import PEEK_BYTES, Door
+from triolet.api.door import HEAD_WAIT_S, PEEK_BYTES, Door, refuse_at
 from triolet.api.keys import KeyRing
 from triolet.engine.core.errors import Overloaded
 
@@ -136,3 +136,17 @@ async def test_a_client_that_says_nothing_at_a_closed_door_goes_as_any_other() -
         async with await rig.connect() as stream:
             assert await read_to_end(stream) == b""
         await rig.wait_closed()
+
+
+async def test_a_request_that_comes_as_the_wait_ends_has_its_answer(mock_clock: trio.testing.MockClock) -> None:
+    """The time is over while it is looked at: its bytes are not taken away without a word."""
+
+    def refusal() -> Overloaded:
+        mock_clock.jump(HEAD_WAIT_S)
+        return Overloaded("The queue is full.", retry_after_s=3)
+
+    ours, theirs = trio.socket.socketpair()
+    with theirs:
+        await theirs.send(asking())
+        assert await refuse_at(Door(refusal, KEYS, [CHAT]), trio.SocketStream(ours))
+        assert read(await read_to_end(trio.SocketStream(theirs)))[0] == 503
