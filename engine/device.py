@@ -213,7 +213,7 @@ class ThreadDevice:
         runner = self._runner
         if self._broken or not isinstance(runner, RunnerAhead) or not runner.num_under_way:
             return self._jobs.get()
-        while runner.num_under_way < MOST_UNDER_WAY and not runner.ready():
+        while runner.num_under_way < MOST_UNDER_WAY and not _is_ready(runner):
             with suppress(queue.Empty):
                 return self._jobs.get(timeout=POLL_S)
         return None
@@ -253,6 +253,14 @@ class ThreadDevice:
         except Exception as error:
             raise DeviceFailed.by(error, what="the device does not answer") from error
         self._broken = False
+
+
+def _is_ready(runner: RunnerAhead) -> bool:
+    """Whether to collect: also where the device has failed, since collecting says so."""
+    try:
+        return runner.ready()
+    except Exception:
+        return True
 
 
 def _raise(error: Exception) -> None:

@@ -20,6 +20,7 @@ class Ahead:
         self.landed = [threading.Event() for _ in range(20)]
         self.under_way: list[int] = []
         self.most_under_way = 0
+        self.lost = False
 
     @property
     def num_under_way(self) -> int:
@@ -33,6 +34,8 @@ class Ahead:
         self.launched[plan.step].release()
 
     def ready(self) -> bool:
+        if self.under_way[0] in self.bad_landings and self.lost:
+            raise OSError("the device is lost")
         return self.landed[self.under_way[0]].is_set()
 
     def collect(self) -> StepResult:
@@ -125,3 +128,15 @@ async def test_a_step_that_does_not_land_takes_the_next_with_it() -> None:
         device.send(plan(9))
         runner.landed[9].set()
         assert (await device.receive()).step == 9
+
+
+async def test_a_device_that_is_lost_while_it_is_asked_fails_its_step() -> None:
+    """The error comes out of receive, not out of the thread, which goes on."""
+    runner = Ahead(bad_landings=(1,))
+    runner.lost = True
+    runner.landed[1].set()
+    async with running(runner) as device:
+        device.send(plan(1))
+        with pytest.raises(DeviceFailed):
+            await device.receive()
+        assert await device.restore()
