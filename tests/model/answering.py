@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from triolet.engine.core.events import FinishReason
+from triolet.engine.core.grammar import GrammarSpec
 from triolet.engine.core.ids import RequestId, TokenId
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.request import Request
@@ -13,6 +14,7 @@ from triolet.model.grammar import Grammars
 from triolet.model.kv import KVTensors
 from triolet.model.llama import LlamaModel
 from triolet.model.runner import ModelRunner
+from triolet.model.tokenizer import ChatTokenizer
 
 ENDS = (0, 2)
 Answers = dict[str, list[tuple[list[int], FinishReason]]]
@@ -67,3 +69,15 @@ def run(
         name: [(said, ends[RequestId(name), choice]) for choice, said in enumerate(answers)]
         for name, answers in tokens.items()
     }, scheduler
+
+
+def follows(grammars: Grammars, tokenizer: ChatTokenizer, spec: GrammarSpec, text: str) -> bool:
+    """Whether the grammar takes the whole text, and nothing is missing then."""
+    matcher = grammars.matcher(spec)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        allowed = matcher.allowed()
+        if allowed is not None and not allowed[token]:
+            return False
+        matcher.take(token)
+    last = matcher.allowed()
+    return last is None or bool(last[ENDS[1]])

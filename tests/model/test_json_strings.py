@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.answering import follows
 from triolet.engine.core.grammar import GrammarSpec
 from triolet.model.grammar import Grammars, grammars_of
 from triolet.model.json_strings import guarded_schema, guarded_tag
@@ -15,17 +16,6 @@ from triolet.model.tokenizer import ChatTokenizer
 @pytest.fixture(scope="module")
 def grammars(builtin_source: ModelSource) -> Grammars:
     return grammars_of(builtin_source)
-
-
-def follows(grammars: Grammars, tokenizer: ChatTokenizer, spec: GrammarSpec, text: str) -> bool:
-    matcher = grammars.matcher(spec)
-    for token in tokenizer.encode(text, add_special_tokens=False):
-        allowed = matcher.allowed()
-        if allowed is not None and not allowed[token]:
-            return False
-        matcher.take(token)
-    last = matcher.allowed()
-    return last is not None and bool(last[2])
 
 
 LIMITED = {"type": "string", "minLength": 1, "maxLength": 3}

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from tests.model.answering import run
+from tests.model.answering import follows, run
 from tests.model.running import our_model, reference_model
+from triolet.api.tools import Tool, ToolFunction, tool_use
 from triolet.engine.core.errors import InvalidRequest
 from triolet.engine.core.events import FinishReason
 from triolet.engine.core.grammar import MARKS, GrammarSpec
@@ -122,21 +123,36 @@ def test_what_is_offered_leaves_text_free_and_holds_strict_calls(
     functions = [Function(name="held", parameters=schema, strict=True), Function(name="loose", parameters=schema)]
     spec = spec_of(format.offered(functions) or {})
 
-    def follows(text: str) -> bool:
-        matcher = grammars.matcher(spec)
-        for token in builtin_tokenizer.encode(text, add_special_tokens=False):
-            allowed = matcher.allowed()
-            if allowed is not None and not allowed[token]:
-                return False
-            matcher.take(token)
-        last = matcher.allowed()
-        return last is None or bool(last[2])
+    assert follows(grammars, builtin_tokenizer, spec, "Nothing to call: a < b [c].")
+    assert follows(grammars, builtin_tokenizer, spec, "So: " + format.written("held", {"a": True}))
+    assert not follows(grammars, builtin_tokenizer, spec, format.written("held", {"a": "x"}))
+    assert not follows(grammars, builtin_tokenizer, spec, format.written("other", {"a": True}))
+    assert follows(grammars, builtin_tokenizer, spec, format.written("loose", {"b": "x"}))
 
-    assert follows("Nothing to call: a < b [c].")
-    assert follows("So: " + format.written("held", {"a": True}))
-    assert not follows(format.written("held", {"a": "x"}))
-    assert not follows(format.written("other", {"a": True}))
-    assert follows(format.written("loose", {"b": "x"}))
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (GrammarSpec.json_object(), '{"a": [1]}'),
+        (GrammarSpec.json_schema({"type": "object", "properties": {"a": {"type": "null"}}}), '{"a": null}'),
+        (GrammarSpec.regex("[ab]+"), "abba"),
+        (GrammarSpec.ebnf('root ::= "x" | "y"'), "y"),
+    ],
+)
+def test_an_answer_is_of_its_form_or_a_call(
+    grammars: Grammars, builtin_tokenizer: ChatTokenizer, name: str, content: GrammarSpec, text: str
+) -> None:
+    """Where both are asked for, either may come and nothing else."""
+    tool = Tool(function=ToolFunction(name="now"))
+    use = tool_use([tool], "auto", True)
+    assert use is not None
+    spec = use.constraint(FORMATS[name], content)
+    assert spec is not None
+
+    assert follows(grammars, builtin_tokenizer, spec, text)
+    assert follows(grammars, builtin_tokenizer, spec, FORMATS[name].written("now", {}))
+    assert not follows(grammars, builtin_tokenizer, spec, "Hello")
 
 
 @pytest.mark.parametrize("name", ["pythonic", "qwen3_coder"])
