@@ -30,6 +30,7 @@ def combine_launch(parts: Tensor, stats: Tensor, query_starts: Tensor, out: Tens
             "out_stride": out.stride(0),
         },
         constants={"HEAD_DIM": head_dim, "HEAD_PAD": next_power_of_2(head_dim), "SPLITS": splits, "HEADS": HEADS},
+        num_warps=min(4, max(1, HEADS * next_power_of_2(head_dim) // 128)),
     )
 
 

@@ -126,7 +126,7 @@ def rotate_and_write_launch(
             "HAS_NORM": norms is not None,
             "FP8": fp8,
         },
-        num_warps=min(4, max(1, elements // 256)),
+        num_warps=min(4, max(1, elements // 512)),
     )
 
 

@@ -1,7 +1,7 @@
 """Triton's interpreter, mended, and used so that errors show.
 
 In triton 3.6 and 3.7 it multiplies the bit patterns of bfloat16 matrices as integers, and rounds float32 to bfloat16 by
-cutting off what doesn't fit. The chip does neither.
+cutting off what doesn't fit. The chip does neither. And that of triton 3.6 takes no bound of a loop from numpy 2.4.
 """
 
 import secrets
@@ -27,8 +27,14 @@ def _to_bfloat16(numbers: Any) -> Any:
 
 
 def mend() -> None:
-    """Put right conversions and products of bfloat16 in this process."""
-    builder = interpreter.InterpreterBuilder
+    """Put right bounds of loops, and conversions and products of bfloat16, in this process."""
+    builder, patch = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
     cast, fp_to_fp, dot = builder.cast_impl, builder.create_fp_to_fp, builder.create_dot
 
     def convert(self: Any, source: Any, target: Any, otherwise: Any) -> Any:
