@@ -19,6 +19,7 @@ from triolet.model.attention.triton.copy_blocks import BlockCopier
 from triolet.model.attention.triton.paged import AttentionTerms, PagedBatch, paged_attention_launches
 from triolet.model.attention.triton.rotate_and_write import rotate_and_write_launch
 from triolet.model.launch import Launch
+from triolet.model.layers.triton.quantize_rows import quantize_rows_launch
 from triolet.model.layers.triton.rms_norm import add_rms_norm_launch
 from triolet.model.layers.triton.sample import AllowedTokens, SamplingColumns, SparseBias, sample_tokens_launch
 from triolet.model.layers.triton.silu_mul import silu_mul_launch
@@ -121,6 +122,13 @@ def copying() -> Make:
     return lambda chip: copier.launches([0], [1])[0]
 
 
+def quantization(width: int) -> Make:
+    """Activations of a step before an fp8 product."""
+    return lambda chip: quantize_rows_launch(
+        empty(64, width), empty(64, width, dtype=torch.uint8), empty(64, 1, dtype=torch.float32)
+    )
+
+
 def table() -> Iterator[tuple[str, Sequence[Make]]]:
     """Name of the row → the launches that it stands for."""
     for head_dim in HEAD_DIMS:
@@ -141,6 +149,7 @@ def table() -> Iterator[tuple[str, Sequence[Make]]]:
     for width in (576, 4096, 16384):
         yield f"RMSNorm with residual, {width} wide", [norm(width)]
     yield "SiLU times up", [lambda chip: silu_mul_launch(empty(64, 28672), empty(64, 14336))]
+    yield "rows to fp8", [quantization(width) for width in (576, 4096, 14336)]
     yield "copies of blocks", [copying()]
     yield "sampling", [sampling(shaped=shaped) for shaped in (False, True)]
 

@@ -7,7 +7,19 @@ import pytest
 import torch
 
 from bench.gpu.ahead import CHIPS, compile_ahead, empty
-from bench.gpu.kernels import FP8, Make, attention, copying, faults, joining, norm, rotation, sampling, table
+from bench.gpu.kernels import (
+    FP8,
+    Make,
+    attention,
+    copying,
+    faults,
+    joining,
+    norm,
+    quantization,
+    rotation,
+    sampling,
+    table,
+)
 from triolet.model.attention.triton.paged import AttentionTerms, PagedBatch, paged_attention_launches
 from triolet.model.attention.triton.tiles import Tiles
 from triolet.model.layers.triton.silu_mul import silu_mul_launch
@@ -22,6 +34,7 @@ SOME: dict[str, Make] = {
     "rotation over fp8": rotation(80, FP8, has_norm=True),
     "norm": norm(576),
     "silu": lambda chip: silu_mul_launch(empty(64, 3072), empty(64, 1536)),
+    "rows to fp8": quantization(4096),
     "copies": copying(),
     "sampling": sampling(shaped=True),
 }
