@@ -60,7 +60,26 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
             raise InvalidRequest(
                 "response_format.format is required with the type structural_tag.", param="response_format.format"
             )
-        return GrammarSpec.structural_tag({"type": "structural_tag", **given}, param="response_format")
+        return GrammarSpec.structural_tag(_as_format({"type": "structural_tag", **given}), param="response_format")
+
+
+def _as_format(tag: dict[str, Any]) -> dict[str, Any]:
+    """A structural tag as `structures` and `triggers`, which clients of vLLM still send, in the words of `format`;
+    any other as it is."""
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if "format" in tag or not isinstance(structures, list):
+        return tag
+    tags = [
+        {
+            "type": "tag",
+            "begin": part.get("begin"),
+            "content": {"type": "json_schema", "json_schema": part.get("schema", True)},
+            "end": part.get("end"),
+        }
+        for part in structures
+        if isinstance(part, dict)
+    ]
+    return {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": triggers, "tags": tags}}
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
@@ -101,7 +120,17 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
                 return GrammarSpec.choice(value, param=param)
             case "grammar":
                 return GrammarSpec.ebnf(value, param=param)
-        return GrammarSpec.structural_tag(value, param=param)
+        return GrammarSpec.structural_tag(_read_tag(value, param), param=param)
+
+
+def _read_tag(tag: str | dict[str, Any], param: str) -> str | dict[str, Any]:
+    """Given as an object or as its text. Raises InvalidRequest."""
+    if isinstance(tag, str):
+        try:
+            tag = msgspec.json.decode(tag, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            raise InvalidRequest(f"{param} must be a JSON object.", param=param) from None
+    return _as_format(tag)
 
 
 def grammar_of(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> GrammarSpec | None:

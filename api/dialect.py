@@ -14,7 +14,7 @@ import attrs
 import msgspec
 
 from ..engine.core.errors import TrioletError
-from .errors import ErrorObject, HttpError, as_http
+from .errors import ErrorObject, HttpError, ThreadUnsupported, as_http
 from .reply import ID_HEADERS, PING
 
 E = TypeVar("E", bound=BaseException)
@@ -93,17 +93,26 @@ _ANTHROPIC_TYPES = {
 }
 
 
+class MessagesErrorObject(ErrorObject, frozen=True, omit_defaults=True):
+    """With what Anthropic's clients look up, where they do."""
+
+    details: dict[str, str] | None = None
+
+
 class MessagesErrorBody(msgspec.Struct, frozen=True):
     """Anthropic's shape of an error; the `param` and the `code` within are ours."""
 
     type: Literal["error"]
-    error: ErrorObject
+    error: MessagesErrorObject
 
 
 def anthropic_error(error: HttpError) -> bytes:
     """The body, and the data of the event that ends a broken stream."""
-    type_ = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
-    return msgspec.json.encode(MessagesErrorBody("error", msgspec.structs.replace(error.error, type=type_)))
+    given = msgspec.structs.asdict(error.error)
+    given["type"] = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+    if error.error.code == ThreadUnsupported.code:
+        given["details"] = {"error_code": ThreadUnsupported.code}
+    return msgspec.json.encode(MessagesErrorBody("error", MessagesErrorObject(**given)))
 
 
 MESSAGES = Dialect(

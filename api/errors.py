@@ -12,6 +12,7 @@
     ├── WrongMediaType     415   a body that is called something else than JSON
     ├── HeadersTooLarge    431   too many headers, or too long ones
     ├── MalformedHttp      400   what came is no HTTP; its connection ends
+    ├── ThreadUnsupported  400   Messages: conversations are not kept here
     ├── VersionRefused     505   HTTP/2 where --no-http2 is set
     └── ShuttingDown       503   says when to come back
 
@@ -53,6 +54,14 @@ class Cancelled(RequestError):
     status = 400
     type = "invalid_request_error"
     code = "cancelled"
+
+
+class ThreadUnsupported(RequestError):
+    """A conversation was to be kept here between Messages. Anthropic's clients know the code and send it whole."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "thread_unsupported_request"
 
 
 class NotFound(RequestError):

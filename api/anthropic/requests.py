@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from ...engine.core.errors import InvalidRequest
 from ..constraint import JsonSchemaFormat, ResponseFormat
+from ..errors import ThreadUnsupported
 from ..wire import MAX_BIASED_TOKENS, ChatRequest, Effort
 from .tools import MessageTool, MessageToolChoice, chat_choice, chat_tools
 from .turns import Block, Turn, messages_of
@@ -84,12 +85,17 @@ class TokenCountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     container: Any = None
     mcp_servers: Any = None
     context_management: Any = None
+    thread: Any = None
 
     def refuse_unserved(self) -> None:
         """InvalidRequest for what would be answered wrongly if it were ignored."""
         for name in REFUSED:
             if getattr(self, name) not in (None, []):
                 raise InvalidRequest(f"{name} is not supported by this server.", param=name)
+        if self.thread is not None:
+            raise ThreadUnsupported(
+                "thread is not supported by this server: send the whole conversation.", param="thread"
+            )
         if not _edits_nothing(self.context_management):
             raise InvalidRequest(
                 "context_management is not supported by this server, but for edits that keep everything.",

@@ -110,6 +110,7 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ("structured_outputs", {"choice": []}, "choice must be a list of 1 to 1024 strings."),
     ("structured_outputs", {"regex": ""}, "A regular expression must be a string that is not empty."),
     ("structured_outputs", {"json": "{"}, "structured_outputs.json is not JSON"),
+    ("structured_outputs", {"structural_tag": "[]"}, "structured_outputs.structural_tag must be a JSON object."),
     (
         "structured_outputs",
         {"json": {}, "whitespace_pattern": "x"},

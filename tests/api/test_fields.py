@@ -1,5 +1,6 @@
 """The other fields of a request: what reaches the engine, and what the answer then holds."""
 
+import json
 from typing import Any
 
 import pytest
@@ -218,6 +219,19 @@ async def test_tokens_are_spelled_where_asked() -> None:
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TAGS = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f>"]}
+"""As vLLM's clients wrote them before there was `format`."""
+CONTENT = {"type": "json_schema", "json_schema": SCHEMA}
+TRIGGERED = GrammarSpec.structural_tag(
+    {
+        "type": "structural_tag",
+        "format": {
+            "type": "triggered_tags",
+            "triggers": ["<f>"],
+            "tags": [{"type": "tag", "begin": "<f>", "content": CONTENT, "end": "</f>"}],
+        },
+    }
+)
 FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, GrammarSpec.json_object()),
@@ -243,6 +257,8 @@ FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
     ({"structured_outputs": {"choice": ["a", "b"]}}, GrammarSpec.choice(["a", "b"])),
     ({"structured_outputs": {"grammar": 'root ::= "a"'}}, GrammarSpec.ebnf('root ::= "a"')),
     ({"structured_outputs": {"structural_tag": '{"format": {}}'}}, GrammarSpec.structural_tag({"format": {}})),
+    ({"response_format": {"type": "structural_tag", **TAGS}}, TRIGGERED),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, TRIGGERED),
 ]
 
 

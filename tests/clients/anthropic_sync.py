@@ -125,6 +125,33 @@ def calling(client: anthropic.Anthropic, model: str) -> None:
     assert message.content
 
 
+def runner(client: anthropic.Anthropic, model: str) -> None:
+    """The package's own loop: it asks for a thread first, is refused one, and sends the whole conversation then."""
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def remember(city: str) -> str:
+        """Remember a city.
+
+        Args:
+            city: Its name.
+        """
+        asked.append(city)
+        return "Remembered."
+
+    run = client.beta.messages.tool_runner(
+        model=model,
+        max_tokens=200,
+        tools=[remember],
+        messages=[{"role": "user", "content": "Remember the city of Rome."}],
+        tool_choice={"type": "tool", "name": "remember"},
+        extra_body=GREEDY,
+        max_iterations=2,
+    )
+    assert [message.stop_reason for message in run] == ["tool_use", "tool_use"]
+    assert asked
+
+
 def refused(client: anthropic.Anthropic, model: str) -> None:
     hi = [{"role": "user", "content": "Hi"}]
     for field, value in (("max_tokens", 0), ("temperature", 3), ("container", "c"), ("no_such_field", 1)):
@@ -143,7 +170,7 @@ def main(base_url: str) -> None:
     root = base_url.removesuffix("/v1")
     with anthropic.Anthropic(base_url=root, api_key="unused", max_retries=0) as client:
         model = client.models.list().data[0].id
-        for check in (whole, streamed, formed, calling, refused):
+        for check in (whole, streamed, formed, calling, runner, refused):
             check(client, model)
 
 

@@ -1,4 +1,4 @@
-"""The openai package's tools: named and required ones, streamed and parsed; and a loop of calls and results."""
+"""The openai package's tools: named and required ones, streamed and parsed; loops of calls and results."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import openai
 import pydantic
+from openai.lib.responses_tool_runner import RegisteredFunction, ResponsesToolRunner
 
 
 class GetWeather(pydantic.BaseModel):
@@ -92,6 +93,26 @@ def runner(client: openai.OpenAI, model: str) -> None:
     assert messages[1].tool_calls[0].function.name == "get_weather"
 
 
+def package_runner(client: openai.OpenAI, model: str) -> None:
+    """The package's own loop over responses: the call is made, its result sent back, and the model speaks."""
+    asked: list[dict[str, object]] = []
+
+    def get_weather(arguments: dict[str, object]) -> str:
+        asked.append(arguments)
+        return "Sunny."
+
+    tool = openai.pydantic_function_tool(GetWeather, name="get_weather")["function"]
+    runner = ResponsesToolRunner(functions=[RegisteredFunction({"type": "function", **tool}, get_weather)])  # type: ignore[typeddict-item]
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 1}}\n</tool_call>'
+    done = runner.run(
+        client,
+        {"model": model, "input": f"Repeat this: {call}", "temperature": 0, "max_output_tokens": 100},
+        max_steps=3,
+    )
+    assert asked == [{"city": "Rome", "days": 1}]
+    assert done.output_text
+
+
 def several(client: openai.OpenAI, model: str) -> None:
     """Each of n answers has calls of its own."""
     done = client.chat.completions.create(
@@ -107,7 +128,7 @@ def several(client: openai.OpenAI, model: str) -> None:
 def main(base_url: str) -> None:
     with openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0) as client:
         (model,) = client.models.list().data
-        for part in (plain_and_streamed, parsed, runner, several):
+        for part in (plain_and_streamed, parsed, runner, package_runner, several):
             part(client, model.id)
 
 

@@ -171,6 +171,25 @@ async def test_edits_that_change_nothing_are_taken(edits: Any) -> None:
         assert response.status_code == 200
 
 
+async def test_a_thread_is_refused_as_the_tool_runner_understands() -> None:
+    """With the details by which Anthropic's client goes on without one; no other error has any."""
+    async with serving() as rig:
+        for path in (PATH, f"{PATH}/count_tokens"):
+            told = {"messages": [{"role": "user", "content": "Hi"}], "thread": {"type": "create"}}
+            response = await rig.post(path, told if path != PATH else asked(thread={"type": "create"}))
+            assert (response.status_code, response.json()["type"]) == (400, "error")
+            assert response.json()["error"] == {
+                "message": "thread is not supported by this server: send the whole conversation.",
+                "type": "invalid_request_error",
+                "param": "thread",
+                "code": "thread_unsupported_request",
+                "details": {"error_code": "thread_unsupported_request"},
+            }
+        assert not rig.engine.seen
+        assert "details" not in error_of(await rig.post(PATH, asked(container="c")))
+        assert (await rig.post(PATH, asked(thread=None))).status_code == 200
+
+
 async def test_errors_of_all_kinds_have_the_shape() -> None:
     """Before the body is read, from a Quart view, from the engine, and within a stream."""
     engine = FakeEngine(max_model_len=40)
