@@ -6,7 +6,7 @@ Nothing here streams or waits for the engine's steps. Errors of all kinds have O
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from quart import Response, request
+from quart import Response, redirect, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import MethodNotAllowed as WrongMethod
@@ -22,7 +22,9 @@ from .gate import CALLER
 from .keys import Caller
 from .live.route import BlockRoutes
 from .openapi import document
-from .page.views import PageRoutes
+from .page.reference import PATH as REFERENCE
+from .page.reference import reference
+from .page.views import PageRoutes, send_html
 from .rendering import chat_prompt, request_prompt, text_of, tools_of
 from .responses.views import ResponseRoutes
 from .service import Service
@@ -57,6 +59,8 @@ def _routes(service: Service) -> list[tuple[str, str, Handler]]:
         ("/version", "GET", routes.version),
         ("/metrics", "GET", routes.metrics),
         ("/openapi.json", "GET", routes.openapi),
+        ("/docs", "GET", routes.docs),
+        (REFERENCE, "GET", routes.reference),
         ("/v1/models", "GET", routes.models),
         ("/v1/models/<path:name>", "GET", routes.model),
         ("/v1/chat/completions/render", "POST", routes.render),
@@ -96,6 +100,13 @@ class _Routes:
 
     async def openapi(self) -> Response:
         return answer(document(self._service.version, self._service.config.root_path), 200)
+
+    async def docs(self) -> Any:
+        """Where clients of other servers look for it. Relative: a proxy may stand in front."""
+        return redirect("ui/docs", 308)
+
+    async def reference(self) -> Response:
+        return send_html(reference(document(self._service.version)))
 
     async def models(self) -> Response:
         return answer_json({"object": "list", "data": [self._card(name) for name in self._service.model_names]})

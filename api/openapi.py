@@ -14,6 +14,7 @@ from .dialect import MESSAGES, MessagesErrorBody, dialect_of
 from .embeddings import EmbeddingRequest
 from .errors import ErrorBody
 from .live.wire import LiveBlockList, LiveEvent
+from .page.reference import PATH as REFERENCE
 from .page.views import PassRequest
 from .responses.requests import ResponsesRequest
 from .settings import SettingsChange
@@ -180,6 +181,8 @@ OPERATIONS = (
         body=PassRequest,
     ),
     Operation(method="get", path="/openapi.json", summary="This document."),
+    Operation(method="get", path="/docs", summary="The way to `/ui/docs`.", answers="text/html"),
+    Operation(method="get", path=REFERENCE, summary="This document as a page.", answers="text/html"),
 )
 
 EVERYWHERE = (400, 401, 403, 408, 413, 431)
@@ -218,7 +221,7 @@ def _described(operation: Operation) -> dict[str, Any]:
     if operation.errors == GENERATES:
         answers["text/event-stream"] = {}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": answers}}
-    for status in sorted({*EVERYWHERE, *operation.errors}):
+    for status in sorted({*EVERYWHERE, *operation.errors, *(() if operation.body is None else (415,))}):
         responses[str(status)] = {"description": "An error.", "content": error}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]

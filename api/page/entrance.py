@@ -17,6 +17,7 @@ from typing import Any
 from ..body import header
 from ..config import ServerConfig
 from .files import ROOT, entrance_html, page_files
+from .reference import PATH as REFERENCE
 
 COOKIE = "triolet_page"
 
@@ -65,7 +66,8 @@ class Entrance:
 
     def lets_in(self, scope: dict[str, Any]) -> bool:
         """Whether a request is for a file of the page, by its target as it came, and has the cookie."""
-        if scope["method"] not in ("GET", "HEAD") or scope["raw_path"].decode("latin-1") not in page_files():
+        path = scope["raw_path"].decode("latin-1")
+        if scope["method"] not in ("GET", "HEAD") or not (path == REFERENCE or path in page_files()):
             return False
         given = header(scope["headers"], b"cookie")
         if given is None:

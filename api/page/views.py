@@ -58,6 +58,15 @@ def _send(path: str) -> Response:
         b"" if unchanged else file.body, status=304 if unchanged else 200, content_type=file.content_type
     )
     response.headers["etag"] = file.etag
+    return _guarded(response)
+
+
+def send_html(html: bytes) -> Response:
+    """A page that was made here, with the headers that the files have."""
+    return _guarded(Response(html, content_type="text/html; charset=utf-8"))
+
+
+def _guarded(response: Response) -> Response:
     response.headers["cache-control"] = "no-cache"
     response.headers["content-security-policy"] = CSP
     for name, value in HEADERS:
