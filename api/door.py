@@ -116,9 +116,11 @@ class PacedListener(trio.abc.Listener[trio.SocketStream]):
     The others then wait in the kernel, where they cost nothing.
     """
 
-    def __init__(self, listening: socket.socket, door: Door) -> None:
+    def __init__(self, listening: socket.socket, door: Door, *, answers: bool) -> None:
+        """Without `answers` it only keeps the pace: where TLS is spoken nothing is answered, or read, in the clear."""
         self._listening = listening
         self._door = door
+        self._answers = answers
         self._num_in_turn = 0
 
     async def accept(self) -> trio.SocketStream:
@@ -151,7 +153,7 @@ class PacedListener(trio.abc.Listener[trio.SocketStream]):
 
     def _refuse(self, client: socket.socket) -> bool:
         """Answer and close `client` if its request lies there already, whole, and is one to refuse."""
-        if not self._door.is_closed:
+        if not (self._answers and self._door.is_closed):
             return False
         client.setblocking(False)
         try:

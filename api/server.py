@@ -164,7 +164,7 @@ class Server:
     async def run(self, app: Asgi, door: Door, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`. Reports the URL once it listens. No fault of a connection or of `app` ends it."""
         self._socket.listen(BACKLOG)
-        listeners = [PacedListener(self._socket, door)]
+        listeners = [PacedListener(self._socket, door, answers=self._tls is None)]
         url = self.url
         handler = partial(self._handle, ASGIWrapper(app), door)  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:

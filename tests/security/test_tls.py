@@ -11,8 +11,9 @@ import trio
 import trustme
 
 from tests.api.fake_engine import FakeEngine
-from tests.api.rig import Rig, chat, events_of, serving
+from tests.api.rig import Rig, chat, events_of, raw_post, read_to_end, serving
 from triolet.api.config import ServerConfig
+from triolet.api.door import REFUSALS_PER_TURN
 from triolet.api.server import Server
 from triolet.engine.core.errors import ConfigurationError
 
@@ -98,6 +99,21 @@ async def test_what_is_no_handshake_ends_its_connection_alone(files: Files, said
                 pass
             assert b"HTTP" not in data
         assert (await asks.get("/health")).status_code == 200
+
+
+async def test_a_full_queue_answers_nobody_in_the_clear(files: Files) -> None:
+    """A plain request, whole, is no handshake: no status for it, and none for its key; over TLS it is refused."""
+    engine = FakeEngine()
+    async with serving(engine, ssl_certfile=files.certificate, ssl_keyfile=files.key, api_key=("key",)) as rig:
+        engine.full = True
+        for _ in range(2 * REFUSALS_PER_TURN):
+            async with await rig.connect() as stream:
+                await stream.send_all(raw_post("/v1/chat/completions", chat(), authorization="Bearer key"))
+                assert b"HTTP" not in await read_to_end(stream)
+        async with client(rig, files) as asks:
+            headers = {"authorization": "Bearer key"}
+            answer = await asks.post("/v1/chat/completions", content=json.dumps(chat()), headers=headers)
+        assert answer.status_code == 503
 
 
 async def test_clients_may_have_to_show_a_certificate(files: Files) -> None:
