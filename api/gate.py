@@ -8,7 +8,7 @@ to the generating routes, which are raw ASGI, or to Quart, which has the rest.
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..engine.core.errors import InvalidRequest, TrioletError, Unauthorized
+from ..engine.core.errors import InvalidRequest, Unauthorized
 from .body import Receive, discard_body, header, read_body
 from .config import ServerConfig
 from .dialect import dialect_of
@@ -72,7 +72,7 @@ class Gate:
                 limit_bytes=self._config.max_body_size,
                 timeout_s=self._config.body_timeout,
             )
-        except TrioletError as error:
+        except Exception as error:
             shown = self._entrance.refusal(scope) if isinstance(error, Unauthorized) else None
             await _refuse(error, scope, receive, send, shown)
             return
@@ -128,7 +128,7 @@ class Gate:
                 scope["raw_path"] = raw[len(prefix) :]
 
 
-async def _refuse(error: TrioletError, scope: Scope, receive: Receive, send: Send, shown: Shown | None) -> None:
+async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send, shown: Shown | None) -> None:
     """Answer before the body has come, then drop what still comes: many clients read only when all is sent. `shown`:
     what a browser is to see instead of the error's object."""
     dialect = dialect_of(scope["path"])

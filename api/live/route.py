@@ -56,7 +56,7 @@ class LiveRoute:
 
 def _number(query: str) -> int:
     text = parse_qs(query).get("events", [str(EVENTS_MAX)])[0]
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= EVENTS_MAX):
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= EVENTS_MAX):
         raise InvalidRequest(f"events must be a number from 1 to {EVENTS_MAX}, not {text[:64]!r}.", param="events")
     return int(text)
 

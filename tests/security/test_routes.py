@@ -221,3 +221,18 @@ async def test_a_target_that_is_no_url_is_a_400(target: str) -> None:
                 answer = await read_to_end(stream)
             assert answer.startswith(b"HTTP/1.1 400")
             assert b"malformed_http" in answer
+
+
+async def test_an_error_at_the_gate_is_told_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where looking at the head of a request fails for a reason of ours: the fixed text of a 500, and no more."""
+
+    def fails(*_: object) -> None:
+        raise ValueError("in /usr/lib: secret")
+
+    monkeypatch.setattr("triolet.api.gate.check_media_type", fails)
+    async with serving() as rig:
+        response = await rig.post("/v1/chat/completions", chat())
+        assert response.status_code == 500
+        assert error_of(response)["type"] == "server_error"
+        assert "secret" not in response.text
+        assert (await rig.client.get("/health")).status_code == 200
