@@ -36,6 +36,10 @@ class EchoMemory(MemoryDevice):
         said = len(row.tokens) - length - 1
         return TokenId(row.tokens[said] if said < length else EOS)
 
+    def _forced(self, row: Any) -> TokenId | None:
+        """No grammar changes what it says."""
+        return None
+
 
 Fault = Exception | float
 
