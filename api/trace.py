@@ -1,37 +1,41 @@
-"""`--trace FILE`: steps, what the loop does, and requests, as a Chrome trace that chrome://tracing and Perfetto read.
+"""`--trace FILE`: steps, what the actors do, and requests, as a Chrome trace that chrome://tracing and Perfetto read.
 
 Events are written as they come, a line each, so a file that was cut short is readable too (the closing bracket may be
-missing). Times are in microseconds since the first event. A name that a client chose is in it, never a text.
+missing). Times are in microseconds since the trace was opened, before the model is loaded. A name that a client chose
+is in it, never a text.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+import trio
+
 from ..engine.core.errors import ConfigurationError
 from ..engine.observer import NoObserver, Observer, RequestEnd, StepSeen
+from ..engine.story import Story
 from .metrics import Metrics
 
-SCHEDULER, DEVICE = 1, 2
-"""Threads of the picture."""
+SCHEDULER, DEVICE, DETOKENIZER = 1, 2, 3
+"""Threads of the picture, one for each actor."""
 
 
 class Trace(NoObserver):
     """Passes all on to another observer; a token costs nothing more."""
 
-    def __init__(self, file: IO[str], inner: Metrics) -> None:
+    def __init__(self, file: IO[str], inner: Metrics, clock: Callable[[], float]) -> None:
+        """`clock`: that of the observed moments."""
         self._file = file
         self._inner = inner
-        self._start: float | None = None
+        self._clock = clock
+        self._start = clock()
         self._num_requests = 0
         self._separator = "[\n"
         self.first_token = inner.first_token  # type: ignore[method-assign]
         self.inter_token = inner.inter_token  # type: ignore[method-assign]
         self.aborted = inner.aborted  # type: ignore[method-assign]
-        self.detokenized = inner.detokenized  # type: ignore[method-assign]
-        self.ended = inner.ended  # type: ignore[method-assign]
-        for thread, name in ((SCHEDULER, "scheduler loop"), (DEVICE, "device")):
+        for thread, name in ((SCHEDULER, "scheduler loop"), (DEVICE, "device"), (DETOKENIZER, "detokenizer")):
             self._write({"name": "thread_name", "ph": "M", "pid": 1, "tid": thread, "args": {"name": name}})
 
     def step(self, seen: StepSeen) -> None:
@@ -68,6 +72,18 @@ class Trace(NoObserver):
             self._stay("prefill", end.admitted_time, end.first_token_time, {})
             self._stay("decode", end.first_token_time, end.last_token_time or end.end_time, {})
 
+    def detokenized(self, seconds: float) -> None:
+        self._inner.detokenized(seconds)
+        self._span("detokenize", DETOKENIZER, self._clock() - seconds, seconds, {})
+
+    def ended(self, story: Story) -> None:
+        """One that was refused, or left, before it was tokenized: nothing is heard of it as `finished`."""
+        self._inner.ended(story)
+        if story.tokenized_time is None:
+            self._num_requests += 1
+            end = story.arrival_time if story.ended_time is None else story.ended_time
+            self._stay(story.name, story.arrival_time, end, {"reason": story.finish_reason})
+
     def close(self) -> None:
         """The closing bracket. The file stays open."""
         self._file.write("[]\n" if self._separator == "[\n" else "\n]\n")
@@ -81,8 +97,6 @@ class Trace(NoObserver):
         self._event("e", name, end, cat="request", id=self._num_requests)
 
     def _event(self, phase: str, name: str, moment: float, **more: Any) -> None:
-        if self._start is None:
-            self._start = moment
         self._write({"name": name, "ph": phase, "pid": 1, "ts": round((moment - self._start) * 1e6, 1), **more})
 
     def _write(self, event: dict[str, Any]) -> None:
@@ -104,7 +118,7 @@ def tracing(path: str | None, metrics: Metrics) -> Iterator[Observer]:
     except OSError as error:
         raise ConfigurationError(f"--trace {path} cannot be written: {error.strerror}.") from error
     with file:
-        trace = Trace(file, metrics)
+        trace = Trace(file, metrics, trio.current_time)
         try:
             yield trace
         finally:
