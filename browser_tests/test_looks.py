@@ -37,6 +37,15 @@ CONTRAST = """
 })()
 """
 
+CLIPPED = """
+[...document.querySelectorAll('.u-wrap canvas')].filter((canvas) => {
+  const edge = new OffscreenCanvas(1, canvas.height).getContext('2d', {willReadFrequently: true});
+  edge.drawImage(canvas, canvas.width - 1, 0, 1, canvas.height, 0, 0, 1, canvas.height);
+  return edge.getImageData(0, 0, 1, canvas.height).data.some((value, place) => place % 4 === 3 && value);
+}).map((canvas) => canvas.closest('[aria-label]').getAttribute('aria-label'))
+"""
+"""Charts in which something is drawn up to the right edge, where a label goes on that has no room."""
+
 CUT = """
 [...document.querySelectorAll('.inside *, .chats *, .bar *')].filter((element) => {
   const style = getComputedStyle(element);
@@ -63,6 +72,7 @@ async def test_nothing_is_cut_and_everything_can_be_read(browser: Browser, width
             assert await browser.get("document.documentElement.scrollWidth") <= width
             assert await browser.get(CONTRAST) == []
             assert await browser.get(CUT) == []
+            assert await browser.get(CLIPPED) == []
 
 
 async def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser) -> None:

@@ -8,6 +8,9 @@ import { colour } from "./theme.js";
 const SHOWN = 240;
 const BAR = 4;
 
+/** Wide enough for its longest label: what passes the chart's edge is cut. */
+const room = (_, labels) => 14 + 7 * Math.max(4, ...(labels ?? []).map((label) => label.length));
+
 export class Steps {
   constructor({ root, note, live }) {
     this._live = live;
@@ -68,7 +71,7 @@ export class Steps {
       axes: [
         axis({ grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }),
         axis({ size: 48, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000] }),
-        axis({ scale: "ms", side: 1, size: 52, grid: { show: false }, values: (_, values) => values.map((value) => `${value} ms`) }),
+        axis({ scale: "ms", side: 1, size: room, grid: { show: false }, values: (_, values) => values.map((value) => `${value} ms`) }),
       ],
       series: [
         { label: "step", value: (_, value) => (value ? count(value) : "") },
