@@ -248,9 +248,12 @@ async def test_the_loop_s_lag_is_measured(mock_clock: trio.testing.MockClock) ->
 
 def test_the_buckets_are_the_listed_ones() -> None:
     """Dashboards made for vLLM fit."""
-    assert (len(FIRST_TOKEN_S), FIRST_TOKEN_S[0], FIRST_TOKEN_S[-1]) == (22, 0.001, 2560)
-    assert (len(INTER_TOKEN_S), INTER_TOKEN_S[0], INTER_TOKEN_S[-1]) == (19, 0.01, 80)
-    assert (len(REQUEST_S), REQUEST_S[0], REQUEST_S[-1]) == (21, 0.3, 7680)
+    for bounds, listed in (
+        (FIRST_TOKEN_S, ".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560"),
+        (INTER_TOKEN_S, ".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80"),
+        (REQUEST_S, ".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"),
+    ):
+        assert list(bounds) == [float(bound) for bound in listed.split()]
     assert STEP_TOKENS == (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
     assert (CHOICES, PREEMPTIONS) == ((1, 2, 5, 10, 20), (1, 2, 3, 4, 5, 10, 20))
     for bounds in (FIRST_TOKEN_S, INTER_TOKEN_S, REQUEST_S, REQUEST_TOKENS, STEP_S):
