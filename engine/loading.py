@@ -192,7 +192,6 @@ def _make_native_runner(
 ) -> tuple["ModelRunner", KVSize]:
     import torch
 
-    from ..model.memory import default_kv_bytes
     from ..model.native.kv import NativeKV, element_width
     from ..model.native.weights import pack_model
     from ..model.runner import ModelRunner
@@ -208,7 +207,7 @@ def _make_native_runner(
         "weights loaded as %s (%d MiB) for native kernels (%s), up to %d threads",
         *(native.weights.name.lower(), model.num_bytes >> 20, native.library.description, num_threads),
     )
-    memory_bytes = config.kv_cache_memory or default_kv_bytes()
+    memory_bytes = config.kv_cache_memory or _cpu_kv_bytes()
     width, element_bytes = element_width(native.kv, spec.head_dim)
     size, layer_groups = _size(config, spec, max_model_len, memory_bytes, width, element_bytes)
     kv = NativeKV(
@@ -247,12 +246,11 @@ def _kv_memory_bytes(
     leave. `limits`: of the graphs that will be recorded; None: none will."""
     from ..model.device_step.assemble import record_largest
     from ..model.gpu_memory import CudaReader, plan_gpu_memory, run_largest_step, weight_bytes
-    from ..model.memory import default_kv_bytes
 
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     if model.device.type == "cpu":
-        return default_kv_bytes(model.device)
+        return _cpu_kv_bytes()
     largest_step = partial(
         run_largest_step, model, num_tokens=config.max_num_batched_tokens, num_sequences=config.max_num_seqs
     )
@@ -266,6 +264,14 @@ def _kv_memory_bytes(
         graphs=graphs,
         reader=CudaReader(model.device),
     )
+    log.info("%s", memory)
+    return memory.kv_cache
+
+
+def _cpu_kv_bytes() -> int:
+    from ..model.memory import CpuMemory, free_memory
+
+    memory = CpuMemory(free_memory())
     log.info("%s", memory)
     return memory.kv_cache
 

@@ -44,10 +44,11 @@ class KVSize:
         )
 
     def __str__(self) -> str:
+        most = self.most_sequences
         return (
-            f"KV cache: {self.num_blocks} blocks of {self.block_size} tokens, {self.num_tokens} tokens in "
-            f"{self.num_blocks * self.bytes_per_block / MIB:.0f} MiB; holds at most {self.most_sequences} sequences of "
-            f"{self.max_model_len} tokens at once"
+            f"KV cache: {self.num_blocks} blocks of {self.block_size} tokens and {self.bytes_per_block} bytes, "
+            f"{self.num_tokens} tokens in {self.num_blocks * self.bytes_per_block / MIB:.0f} MiB; holds at most "
+            f"{most} {'sequence' if most == 1 else 'sequences'} of {self.max_model_len} tokens at once"
         )
 
 

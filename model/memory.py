@@ -54,9 +54,23 @@ def host_memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgro
     return DeviceMemory(total=min(memory.total, limit), free=min(memory.free, max(0, limit - used)))
 
 
-def default_kv_bytes(device: torch.device | str = "cpu", *, free: int | None = None) -> int:
-    """Bytes for a CPU's KV cache when the user names none: a quarter of the free memory, at most 4 GiB."""
-    return min((free_memory(device) if free is None else free) // CPU_SHARE, CPU_BYTES_MAX)
+@attrs.frozen
+class CpuMemory:
+    """What a CPU's KV cache gets when the user names nothing, and the line for the log that says why."""
+
+    free: int
+    """Bytes that could be allocated when the weights were loaded."""
+
+    @property
+    def kv_cache(self) -> int:
+        """A quarter of the free memory, at most 4 GiB."""
+        return min(self.free // CPU_SHARE, CPU_BYTES_MAX)
+
+    def __str__(self) -> str:
+        return (
+            f"CPU memory: {self.free / GIB:.2f} GiB free beside the weights, one part in {CPU_SHARE} of it and at most "
+            f"{CPU_BYTES_MAX / GIB:g} GiB = {self.kv_cache / GIB:.2f} GiB for the KV cache"
+        )
 
 
 def _sysconf_memory() -> DeviceMemory:

@@ -58,7 +58,24 @@ async def test_a_model_on_disk_answers(folder: Path, caplog: pytest.LogCaptureFi
     stored = (folder / "model.safetensors").stat().st_size
     assert (what, total) == ("Loading weights", stored)
     assert 0 < done <= stored
-    assert "KV cache: 128 blocks of 16 tokens, 2048 tokens in 1 MiB; holds at most 4 sequences of 512" in caplog.text
+    for line in (
+        "model tiny-llama: LlamaForCausalLM, 2 layers, 512 tokens",
+        "weights loaded as float32",
+        "KV cache: 128 blocks of 16 tokens and 8192 bytes, 2048 tokens in 1 MiB; holds at most 4 sequences of 512",
+    ):
+        assert line in caplog.text
+
+
+async def test_the_memory_that_nobody_asked_for_is_explained(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --kv-cache-memory the log says how much was free and what the KV cache gets of it."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("triolet.model.memory.free_memory", lambda: 400 * MIB)
+    async with open_engine(configuration(folder, kv_cache_memory=None)) as engine:
+        assert engine.stats().num_blocks == 100 * 128
+    assert "CPU memory: 0.39 GiB free beside the weights, one part in 4 of it" in caplog.text
+    assert "at most 4 GiB = 0.10 GiB for the KV cache" in caplog.text
 
 
 async def test_a_conversation_goes_through_the_models_template(folder: Path) -> None:

@@ -26,8 +26,10 @@ def test_the_memory_is_filled_with_blocks() -> None:
     kv = size()
     assert (kv.num_blocks, kv.bytes_per_block, kv.num_tokens, kv.most_sequences) == (64, 16384, 1024, 2)
     assert str(kv) == (
-        "KV cache: 64 blocks of 16 tokens, 1024 tokens in 1 MiB; holds at most 2 sequences of 512 tokens at once"
+        "KV cache: 64 blocks of 16 tokens and 16384 bytes, 1024 tokens in 1 MiB; holds at most 2 sequences of 512 "
+        "tokens at once"
     )
+    assert str(size(max_model_len=1024)).endswith("; holds at most 1 sequence of 1024 tokens at once")
 
 
 def test_too_small_for_one_sequence_names_the_flags() -> None:

@@ -8,7 +8,7 @@ import torch
 from triolet.engine.core.errors import ConfigurationError, ModelLoadError
 from triolet.model import memory
 from triolet.model.dtype import bfloat16_is_fast, resolve_dtype
-from triolet.model.memory import GIB, DeviceMemory, default_kv_bytes, host_memory
+from triolet.model.memory import GIB, CpuMemory, DeviceMemory, host_memory
 
 MEMINFO = (
     "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       0\n"
@@ -24,16 +24,20 @@ def machine(folder: Path, *, meminfo: str | None = MEMINFO, **cgroup: str) -> De
 
 
 def test_a_quarter_of_the_free_memory_but_at_most_4_gib() -> None:
-    """The CPU's default."""
-    assert default_kv_bytes(free=8 * GIB) == 2 * GIB
-    assert default_kv_bytes(free=100 * GIB) == 4 * GIB
+    """The CPU's default, and the line of the log that tells it."""
+    assert CpuMemory(8 * GIB).kv_cache == 2 * GIB
+    assert CpuMemory(100 * GIB).kv_cache == 4 * GIB
+    assert str(CpuMemory(10 * GIB)) == (
+        "CPU memory: 10.00 GiB free beside the weights, one part in 4 of it and at most 4 GiB = 2.50 GiB for the KV "
+        "cache"
+    )
 
 
 def test_this_machine_has_memory() -> None:
     """The real files of this machine give sane numbers."""
     now = memory.device_memory("cpu")
     assert 0 < now.free <= now.total
-    assert 0 < default_kv_bytes() <= 4 * GIB
+    assert 0 < CpuMemory(memory.free_memory()).kv_cache <= 4 * GIB
 
 
 def test_available_memory_counts_as_free(tmp_path: Path) -> None:
