@@ -28,7 +28,7 @@ MAX_GRAMMAR_BYTES = 64 * 1024 * 1024
 
 log = logging.getLogger(__name__)
 
-_PLACE_IN_SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+_PLACE_IN_SOURCE = re.compile(r"^(?:\[[\d:]+\] \S+:\d+: )?(?:Check failed: \(.*?\) is false: )?")
 
 
 class Matcher:

@@ -219,7 +219,10 @@ def test_a_json_object_is_an_object(grammars: Grammars, builtin_tokenizer: ChatT
             GrammarSpec.ebnf("root ::= foo"),
             'structured_outputs cannot be compiled: EBNF parser error at line 1, column 10: Rule "foo" is not defined.',
         ),
-        (GrammarSpec.structural_tag({"type": "no"}), "response_format cannot be compiled: "),
+        (
+            GrammarSpec.structural_tag({"type": "structural_tag"}),
+            "response_format cannot be compiled: Invalid structural tag error: Structural tag must have a format",
+        ),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_with_the_reason(grammars: Grammars, spec: GrammarSpec, said: str) -> None:
