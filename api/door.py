@@ -33,15 +33,21 @@ PEEK_BYTES = 64 * 1024
 _CLIENTS_FAULTS = frozenset(
     {
         errno.ECONNABORTED,
+        errno.ECONNRESET,
         errno.EHOSTDOWN,
         errno.EHOSTUNREACH,
         errno.ENETDOWN,
         errno.ENETUNREACH,
+        errno.ENOPROTOOPT,
+        errno.EOPNOTSUPP,
         errno.EPERM,
         errno.EPROTO,
+        errno.ETIMEDOUT,
+        getattr(errno, "ENONET", errno.ENETDOWN),  # Linux alone has it.
     }
 )
-"""What accept() may report of a connection that has failed meanwhile: the next one may be good."""
+"""What accept() may report of a connection that has failed meanwhile (accept(2)): the next one may be good. Anything
+else but a lack of descriptors ends the server."""
 
 _LONG_WAY = frozenset({b"origin", b"transfer-encoding", b"expect", b"upgrade"})
 

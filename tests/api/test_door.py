@@ -1,14 +1,17 @@
 """Refusing at the door: the same answer as the long way's, for whatever is plain, and nothing for what is not."""
 
+import errno
 import json
+import socket
 from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.api.door import HEAD_WAIT_S, PEEK_BYTES, Door, refuse_at
+from triolet.api.door import HEAD_WAIT_S, PEEK_BYTES, Door, PacedListener, refuse_at
 from triolet.api.keys import KeyRing
 from triolet.engine.core.errors import Overloaded
 
@@ -150,3 +153,33 @@ async def test_a_request_that_comes_as_the_wait_ends_has_its_answer(mock_clock: 
         await theirs.send(asking())
         assert await refuse_at(Door(refusal, KEYS, [CHAT]), trio.SocketStream(ours))
         assert read(await read_to_end(trio.SocketStream(theirs)))[0] == 503
+
+
+class Failing:
+    """A listening socket whose first connections have failed by the time they are accepted."""
+
+    def __init__(self, listening: socket.socket, faults: list[int]) -> None:
+        self._listening = listening
+        self._faults = faults
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._faults:
+            raise OSError(self._faults.pop(), "failed")
+        return self._listening.accept()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+async def test_a_connection_that_failed_in_the_queue_is_passed_over() -> None:
+    """Whatever accept(2) may say of one: the next is served. A lack of descriptors is told, for that takes a pause."""
+    names = "ECONNABORTED EHOSTDOWN EHOSTUNREACH ENETDOWN ENETUNREACH ENOPROTOOPT ENONET EOPNOTSUPP EPERM EPROTO"
+    faults = [getattr(errno, name) for name in names.split() if hasattr(errno, name)]
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
+        door = Door(lambda: None, KEYS, [CHAT])
+        listener = PacedListener(cast("socket.socket", Failing(listening, faults)), door, answers=True)
+        await (await listener.accept()).aclose()
+        assert not faults
+        faults.append(errno.EMFILE)
+        with pytest.raises(OSError, match="failed"):
+            await listener.accept()
