@@ -46,6 +46,12 @@ def response_job(service: Service, body: bytes, envelope: Envelope) -> Job:
         strict=service.config.strict_finish_reasons,
     )
     response = Response(asked, Spelling(service.engine.tokenizer), service.responses.keep)
+    if request.background and response.stored().num_bytes > service.responses.max_bytes:
+        raise InvalidRequest(
+            f"A background response is read from the store, which holds {service.responses.max_bytes} bytes "
+            "(--response-store-size): this request alone has more.",
+            param="background",
+        )
     return attrs.evolve(
         job,
         id=asked.id,

@@ -183,3 +183,13 @@ async def test_input_items_come_in_pages() -> None:
             assert (response.status_code, error_of(response)["param"]) == (400, name)
         response = await rig.client.get(f"{PATH}/{body['id']}", params={"stream": "true"})
         assert (response.status_code, error_of(response)["param"]) == (400, "stream")
+
+
+async def test_a_background_response_that_cannot_be_kept_is_refused() -> None:
+    """What it repeats of its request fills the store by itself: nobody could ever read it."""
+    async with serving(response_store_size=8192) as rig:
+        for fields in ({"metadata": {"a": "b" * 8192}}, {"input": "b" * 8192}):
+            response = await rig.post(PATH, {**asked(background=True), **fields})
+            assert (response.status_code, error_of(response)["param"]) == (400, "background")
+        assert not rig.engine.seen
+        assert (await rig.post(PATH, asked(background=True))).status_code == 200
