@@ -40,6 +40,7 @@ _TABLE = {
 _INSTEAD = {
     (80, 64, SOME_ROWS, False): Tiles(64, 64, 4, 2),
     (80, 128, MANY_ROWS, False): Tiles(128, 32, 8, 3),
+    (100, 64, MANY_ROWS, False): Tiles(128, 64, 8, 2),
     (100, 64, MANY_ROWS, True): Tiles(128, 64, 8, 2),
     (80, 128, SOME_ROWS, False): Tiles(64, 32, 4, 3),
     (80, 128, SOME_ROWS, True): Tiles(64, 64, 8, 2),
