@@ -157,3 +157,12 @@ def test_the_package_shows_its_public_names_and_imports_no_torch_to_do_so() -> N
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     names = ["Engine", "EngineConfig", "LLM", "SamplingParams", "TrioletError", "__version__", "open_engine"]
     assert out.strip() == f"{sorted(names)} []"
+
+
+def test_the_map_names_every_room() -> None:
+    """ARCHITECTURE.md has each folder of the package, and each beside it that holds Python."""
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    beside = {path.parent for path in ROOT.glob("*/*.py")} | {ROOT / "tests"}
+    rooms = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    folders = [str(path.relative_to(ROOT)) for path in sorted(rooms | beside)]
+    assert [folder for folder in folders if f"`{folder}/`" not in page] == []
