@@ -1,7 +1,9 @@
-"""The one door of the server: every HTTP request passes here, and is refused here unless it may come in.
+"""The gate of the server: every HTTP request passes here, and is refused here unless it may come in. (What comes while
+the queue is full is told so in front of the parser, by `door.py`, in the gate's words.)
 
-Default deny: with keys set, only the exact target /health goes through without one (`keys.py`), whatever the host, the
-form of the request's target or its method are. Then the body is read, bounded in bytes and time, and handed on whole:
+Default deny: with keys set, only the exact target /health goes through without one (`keys.py`), and the page's files
+with a cookie that was given for one (`page/entrance.py`), whatever the host, the form of the request's target or its
+method are. Then the body is read, bounded in bytes and time, and handed on whole:
 to the generating routes, which are raw ASGI, or to Quart, which has the rest.
 """
 

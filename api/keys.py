@@ -1,6 +1,7 @@
 """API keys: who a client is, and which routes its key opens. Pure: no HTTP, no trio.
 
-Default deny. With any key set, only the exact target /health is open. An API key opens everything but the control
+Default deny. With any key set, only the exact target /health is open (and to a browser that has given a key the page's
+files: `page/entrance.py`). An API key opens everything but the control
 routes, which take an admin key where one is set; an admin key opens everything. A key is compared by its SHA-256, with
 every key there is and in constant time, so that neither how wrong a key is nor which key it is shows in the time taken.
 """

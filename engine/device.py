@@ -3,9 +3,9 @@
 `Device` is what the scheduler loop sees of a carrier; `ThreadDevice` is the one in this process, `ProcessDevice` (in
 device_process.py) the one in a process of its own.
 
-`ThreadDevice`: torch keeps state per thread, so one long-lived thread loads the model and runs every
-step: one `trio.to_thread.run_sync` in the engine's nursery, fed by a `SimpleQueue`, answering through
-`TrioToken.run_sync_soon`. It is never abandoned: the nursery waits until the step in flight is over.
+`ThreadDevice`: torch keeps state per thread, so one long-lived thread loads the model and runs every step. It is one
+`trio.to_thread.run_sync` in the engine's nursery, fed by a `SimpleQueue`, answering through `TrioToken.run_sync_soon`,
+and never abandoned: the nursery waits until the step in flight is over.
 
 `Portal`: the synchronous front door needs an event loop that goes on between two calls; it gets one in a thread.
 

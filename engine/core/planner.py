@@ -1,7 +1,7 @@
 """Makes a step's plan: decodes first, then the prompts under way, then admission from the waiting queue.
 
 Imports the core and the cache; reads no clock but the `now` it is given. It moves sequences between waiting and
-running; it never ends one.
+running; the one that it has ended (`expire`) waits, and could not be through by its deadline.
 """
 
 from collections.abc import Callable

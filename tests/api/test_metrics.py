@@ -225,6 +225,7 @@ def test_the_dashboard_and_the_alerts_name_what_the_page_has() -> None:
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     rules = [rule for group in yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    expressions += [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
     expressions += [rule["expr"] for rule in rules]
     named = {name for expression in expressions for name in re.findall(r"(?:vllm|triolet):\w+", expression)}
     assert named <= known
