@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ..engine.stream import Output
 
 AT_ONCE = 64
-"""Inputs of one request that are in the engine at a time: a list of a thousand leaves room in the queue for others."""
+"""Inputs of one request that are in the engine at a time, and no more than half of the queue's places: a list of a
+thousand leaves room in the queue for others, and is served however short that is."""
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):

@@ -175,7 +175,7 @@ def embedding_job(service: Service, body: bytes, envelope: Envelope) -> Job:
         ),
         terms=terms,
         pooling=pooling,
-        at_once=AT_ONCE,
+        at_once=min(AT_ONCE, max(1, service.engine.controls.settings.max_num_queued_reqs // 2)),
         operation="embeddings",
     )
 

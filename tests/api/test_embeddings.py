@@ -113,19 +113,22 @@ async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
         await rig.wait_closed()
 
 
-async def test_a_long_list_goes_through_the_queue_in_parts() -> None:
-    """No more than so many inputs are in the engine at a time, and all have their vectors in the end."""
+@pytest.mark.parametrize(("max_queued", "at_once"), [(1024, AT_ONCE), (5, 2), (1, 1)])
+async def test_a_long_list_goes_through_the_queue_in_parts(max_queued: int, at_once: int) -> None:
+    """No more than so many inputs are in the engine at a time, half of a short queue, and all have their vectors in the
+    end."""
     engine = FakeEngine(hold="prefill")
+    await engine.controls.change(max_num_queued_reqs=max_queued)
     async with serving(engine) as rig:
 
         async def release() -> None:
-            last = await engine.wait_seen(AT_ONCE)
+            last = await engine.wait_seen(at_once)
             await last.event("prefill").wait()
-            assert len(engine.seen) == AT_ONCE
+            assert len(engine.seen) == at_once
             engine.release()
 
         rig.nursery.start_soon(release)
-        numbers = range(AT_ONCE + 5)
+        numbers = range(at_once + 5)
         answer = (await rig.post("/v1/embeddings", {"input": [[number] for number in numbers]})).json()
         assert [row["embedding"][0] for row in answer["data"]] == list(numbers)
 
