@@ -1,5 +1,8 @@
 """The control routes: stories of requests, and settings; for admins alone where there are any."""
 
+import argparse
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,8 @@ from triolet.engine.story import Story
 
 from .fake_engine import FakeEngine
 from .rig import error_of, serving
+
+PAGE = Path(__file__).parents[2] / "docs" / "observing.md"
 
 
 def told_engine() -> FakeEngine:
@@ -99,6 +104,24 @@ async def test_settings_are_shown_and_changed() -> None:
         rig.engine.controls.busy = True
         response = await rig.client.post("/admin/reset_prefix_cache")
         assert (response.status_code, error_of(response)["code"]) == (409, "conflict")
+
+
+async def test_what_the_page_says_to_type_works() -> None:
+    """The curl lines of docs/observing.md, sent as curl would: a body without a Content-Type is called a form."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("curl ")]
+    assert len(lines) == 4
+    parser = argparse.ArgumentParser()
+    for flag, default in (("-X", "GET"), ("-H", "content-type: application/x-www-form-urlencoded"), ("-d", "")):
+        parser.add_argument(flag, default=default)
+    parser.add_argument("url")
+    async with serving() as rig:
+        for line in lines:
+            typed = parser.parse_args(shlex.split(line, comments=True)[1:])
+            name, _, value = typed.H.partition(": ")
+            headers = {name: value} if typed.d else {}
+            path = typed.url.removeprefix("localhost:8000")
+            response = await rig.client.request(typed.X, path, content=typed.d, headers=headers)
+            assert response.status_code == 200, line
 
 
 @pytest.mark.parametrize("path", ["/v1/requests", "/v1/requests/mine", "/admin/settings"])
