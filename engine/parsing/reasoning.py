@@ -26,11 +26,6 @@ class ReasoningFormat:
     start: ClassVar[str] = THINK
     end: ClassVar[str] = THINK_END
 
-    def begins_inside(self, prompt_end: str) -> bool:
-        """Whether an answer behind this end of a prompt goes on with reasoning."""
-        text = prompt_end.rstrip()
-        return text.endswith(self.start) or (self.always and not text.endswith(self.end))
-
     def parser(self, *, inside: bool) -> "ReasoningParser":
         """For one answer; `inside`: it goes on with reasoning."""
         return ReasoningParser(inside=inside)

@@ -3,7 +3,7 @@
 import pytest
 
 from triolet.engine.parsing import AnswerParser, Reasoning, collect
-from triolet.engine.parsing.reasoning import DEEPSEEK_R1, QWEN3
+from triolet.engine.parsing.reasoning import QWEN3
 
 from .texts import calls_of, deltas_of, new_parser
 
@@ -48,19 +48,3 @@ def test_calls_are_looked_for_behind_the_reasoning() -> None:
     parsed = collect(deltas_of(parser, [f"<think>Perhaps {call}?</think>\n{call}"]))
     assert parsed.reasoning == f"Perhaps {call}?"
     assert (parsed.content, calls_of(parsed)) == ("", [("now", "{}")])
-
-
-@pytest.mark.parametrize(
-    ("prompt", "qwen3", "deepseek_r1"),
-    [
-        ("<|im_start|>assistant\n", False, True),
-        ("<|im_start|>assistant\n<think>\n", True, True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False, False),
-    ],
-)
-def test_the_end_of_the_prompt_says_whether_the_answer_begins_with_reasoning(
-    prompt: str, qwen3: bool, deepseek_r1: bool
-) -> None:
-    """Templates open the reasoning, or close an empty one, in front of the answer."""
-    assert QWEN3.begins_inside(prompt) is qwen3
-    assert DEEPSEEK_R1.begins_inside(prompt) is deepseek_r1
