@@ -27,9 +27,9 @@ ROUNDS_MAX = 5_000
 """How often a condition is looked at before the test fails: some seconds where nothing happens."""
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Any], rounds: int = ROUNDS_MAX) -> None:
     """Return once it holds and every task waits."""
-    for _ in range(ROUNDS_MAX):
+    for _ in range(rounds):
         await trio.testing.wait_all_tasks_blocked(0.001)
         if condition():
             return

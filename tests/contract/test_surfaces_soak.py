@@ -15,7 +15,7 @@ from .clients import PROTOCOLS, connect
 from .stage import Stage, held_now, staged, until
 from .states import CHAT, body
 from .surfaces import SURFACES
-from .test_soak import GROWTH_MAX, read_in_part
+from .test_soak import GROWTH_MAX, num_objects_now, read_in_part
 
 NUM_REQUESTS = 800
 NUM_CLIENTS = 16
@@ -96,15 +96,21 @@ async def soak(stage: Stage, num_requests: int, seed: int, done: list[str]) -> N
 async def test_a_soak_over_all_surfaces_leaves_nothing_behind() -> None:
     """Tasks, descriptors, blocks, threads and objects are where they began, and the store is within its bound."""
     done: list[str] = []
-    sizes = {"max_num_seqs": 6, "num_blocks": 384, "max_num_queued_reqs": 8, "max_model_len": 1024}
-    async with staged(**sizes, step_freely=True, check=False, response_store_size=STORE_BYTES) as stage:  # type: ignore[arg-type]
+    sizes = {
+        "max_num_seqs": 6,
+        "num_blocks": 384,
+        "max_num_queued_reqs": 8,
+        "max_model_len": 1024,
+        "num_kept_requests": 32,
+    }
+    async with staged(**sizes, step_freely=True, check=False) as stage:  # type: ignore[arg-type]
         await soak(stage, NUM_REQUESTS // 4, -1, done)  # After it, everything that is made once has been made.
         await stage.wait_all_gone()
         responses = stage.run.responses
         assert responses is not None
         stage.device.plans.clear()  # the test's own
         gc.collect()
-        held, num_threads, num_objects = held_now(), threading.active_count(), len(gc.get_objects())
+        held, num_threads, num_objects = held_now(), threading.active_count(), num_objects_now()
         num_stored = responses.num_stored
         await soak(stage, NUM_REQUESTS - NUM_REQUESTS // 4, 1, done)
         await stage.wait_all_gone()
@@ -112,7 +118,7 @@ async def test_a_soak_over_all_surfaces_leaves_nothing_behind() -> None:
         gc.collect()
         assert held_now().no_more_than(held)
         assert threading.active_count() <= num_threads
-        assert len(gc.get_objects()) <= num_objects + GROWTH_MAX + 4 * max(0, responses.num_stored - num_stored)
+        assert num_objects_now() <= num_objects + GROWTH_MAX + 4 * max(0, responses.num_stored - num_stored)
         assert 0 < responses.num_stored_bytes <= STORE_BYTES
         stage.simulation.parts.scheduler.check()
         assert len(done) == NUM_REQUESTS

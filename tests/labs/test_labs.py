@@ -9,9 +9,16 @@ import pytest
 
 from labs import backends, batching, debugger, interference, logline, preemption, prefixes, storm
 from labs.lab import Lab, run
+from triolet.model.attention import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 LABS = (batching, prefixes, preemption, interference, backends, debugger, logline, storm)
+
+
+@pytest.fixture(autouse=True)
+def own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lab registers an attention backend of its own: it is gone afterwards."""
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.__name__.partition(".")[2])
