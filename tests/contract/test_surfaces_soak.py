@@ -102,6 +102,7 @@ async def test_a_soak_over_all_surfaces_leaves_nothing_behind() -> None:
         "max_num_queued_reqs": 8,
         "max_model_len": 1024,
         "num_kept_requests": 32,
+        "response_store_size": STORE_BYTES,
     }
     async with staged(**sizes, step_freely=True, check=False) as stage:  # type: ignore[arg-type]
         await soak(stage, NUM_REQUESTS // 4, -1, done)  # After it, everything that is made once has been made.
