@@ -38,9 +38,9 @@ void multiply(int, int) {
   u32x16 columns[4] = {};
   uint32_t cells[6];
   for (int r = 0; r < 6; r++) cells[r] = sink + r;  // equal rows would be computed once
-  for (int k = 0; k < ROUNDS; k++) {
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; c++) asm volatile("" : "+v"(columns[c]));
+  for (int c = 0; c < 4; c++) asm volatile("" : "+v"(columns[c]));  // not known to be zero
+  for (int k = 0; k < ROUNDS; k++) {
 #pragma GCC unroll 6
     for (int r = 0; r < 6; r++)
 #pragma GCC unroll 4
