@@ -34,17 +34,18 @@ constexpr int ROUNDS = 2'000'000;
 
 template <class E>
 void multiply(int, int) {
-  f32x16 sums[6][4] = {};
+  f32x16 sums[6][4];
+  for (int r = 0; r < 6; r++)
+    for (int c = 0; c < 4; c++) sums[r][c] = splat((float)(sink + r * 4 + c));  // equal ones would be computed once
   u32x16 columns[4] = {};
-  uint32_t cells[6];
-  for (int r = 0; r < 6; r++) cells[r] = sink + r;  // equal rows would be computed once
+  const uint32_t cell = sink;
 #pragma GCC unroll 4
   for (int c = 0; c < 4; c++) asm volatile("" : "+v"(columns[c]));  // not known to be zero
   for (int k = 0; k < ROUNDS; k++) {
 #pragma GCC unroll 6
     for (int r = 0; r < 6; r++)
 #pragma GCC unroll 4
-      for (int c = 0; c < 4; c++) sums[r][c] = E::dot(sums[r][c], columns[c], cells[r]);
+      for (int c = 0; c < 4; c++) sums[r][c] = E::dot(sums[r][c], columns[c], cell);
   }
   float total = 0;
   for (auto& row : sums)
