@@ -11,7 +11,9 @@ _IN_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _IN_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _INSIDE = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "unevaluatedItems")
 _LIMITS = ("minLength", "maxLength")
-_PLAIN = r'[^"\\\x00-\x1f]'
+_PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
+"""Characters as they are, for xgrammar knows no `\\U`. No surrogates: it would let their bytes in as one character,
+which readers take for three that are broken."""
 
 
 def guarded_schema(source: str) -> str:

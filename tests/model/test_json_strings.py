@@ -1,6 +1,7 @@
 """Strings whose length a schema limits: what may stand in them is JSON."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ LIMITED = {"type": "string", "minLength": 1, "maxLength": 3}
 )
 def test_a_limited_string_is_json(grammars: Grammars, builtin_tokenizer: ChatTokenizer, spec: GrammarSpec) -> None:
     """Its limits hold, and no control character or quotation mark gets in."""
-    for text in ('"a"', '"aé"', '"a b"'):
+    for text in ('"a"', '"aé"', '"a b"', '"😀"', '"\ud7ff\ue000\U0010ffff"', '"!#["', '"]~\x7f"'):
         assert follows(grammars, builtin_tokenizer, spec, text), text
     for text in ('""', '"abcd"', '"\t"', '"\x17"', '"\n"', '"a'):
         assert not follows(grammars, builtin_tokenizer, spec, text), text
@@ -58,3 +59,11 @@ def test_other_schemas_stay_as_they_are(schema: Any) -> None:
     assert json.loads(guarded_schema(json.dumps(schema))) == schema
     tag = {"format": {"type": "json_schema", "json_schema": schema}}
     assert json.loads(guarded_tag(json.dumps(tag))) == tag
+
+
+def test_a_limited_string_has_no_surrogates() -> None:
+    """Their bytes are no text: a reader would count three broken characters where the limit counted one."""
+    pattern = json.loads(guarded_schema(json.dumps(LIMITED)))["pattern"]
+    assert re.search(pattern, "\ud7ff\ue000")
+    assert not re.search(pattern, "\ud800")
+    assert not re.search(pattern, "a\udfff")
