@@ -73,6 +73,17 @@ class ToolFormat(ABC):
         return written(name, arguments)
 
 
+def calls_of(tags: list[dict[str, Any]], *, separator: str, several: bool) -> dict[str, Any]:
+    """The grammar of one of these calls or, with `several`, of one or more with `separator` between them."""
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": not several,
+    }
+
+
 MAX_SPACE = 1
 """Characters of white space in a row between the tokens of JSON: a model that is held to JSON and does not know what to
 write goes on with spaces otherwise, for ever."""

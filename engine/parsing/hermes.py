@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import Emitter, Function, ToolFormat, arguments_of
+from .calls import Emitter, Function, ToolFormat, arguments_of, calls_of
 from .deltas import Delta
 from .json_call import JsonCall
 from .json_value import Step
@@ -31,13 +31,7 @@ class HermesFormat(ToolFormat):
         return HermesParser({function.name for function in functions}, Emitter(most_calls=most_calls))
 
     def forced(self, functions: Sequence[Function], *, several: bool) -> dict[str, Any]:
-        return {
-            "type": "tags_with_separator",
-            "tags": [_tag(function) for function in functions],
-            "separator": "\n",
-            "at_least_one": True,
-            "stop_after_first": not several,
-        }
+        return calls_of([_tag(function) for function in functions], separator="\n", several=several)
 
     def offered(self, functions: Sequence[Function]) -> dict[str, Any]:
         tags = [_tag(function, loose=True) for function in functions]

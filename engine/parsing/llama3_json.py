@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import Emitter, Function, ToolFormat, arguments_of
+from .calls import Emitter, Function, ToolFormat, arguments_of, calls_of
 from .deltas import Delta
 from .json_call import JsonCall
 from .json_value import Step
@@ -28,13 +28,7 @@ class Llama3JsonFormat(ToolFormat):
         return Llama3JsonParser({function.name for function in functions}, Emitter(most_calls=most_calls))
 
     def forced(self, functions: Sequence[Function], *, several: bool) -> dict[str, Any]:
-        return {
-            "type": "tags_with_separator",
-            "tags": [_tag(function) for function in functions],
-            "separator": "; ",
-            "at_least_one": True,
-            "stop_after_first": not several,
-        }
+        return calls_of([_tag(function) for function in functions], separator="; ", several=several)
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import Emitter, Function, ToolFormat, arguments_of
+from .calls import Emitter, Function, ToolFormat, arguments_of, calls_of
 from .deltas import Delta
 from .json_call import JsonCall
 from .json_value import SPACE, JsonValue, Step
@@ -33,13 +33,8 @@ class MistralFormat(ToolFormat):
         return MistralParser({function.name for function in functions}, out)
 
     def forced(self, functions: Sequence[Function], *, several: bool) -> dict[str, Any]:
-        tags = {
-            "type": "tags_with_separator",
-            "tags": [self._tag(function) for function in functions],
-            "separator": "" if self._named else ", ",
-            "at_least_one": True,
-            "stop_after_first": not several,
-        }
+        separator = "" if self._named else ", "
+        tags = calls_of([self._tag(function) for function in functions], separator=separator, several=several)
         return tags if self._named else {"type": "tag", "begin": f"{MARK}[", "content": tags, "end": "]"}
 
     def offered(self, functions: Sequence[Function]) -> dict[str, Any]:

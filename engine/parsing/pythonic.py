@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import Emitter, Function, ToolFormat
+from .calls import Emitter, Function, ToolFormat, calls_of
 from .deltas import Delta
 from .json_value import SPACE, Step
 from .parameters import Parameters, const, json_value, optional, sequence
@@ -29,16 +29,11 @@ class PythonicFormat(ToolFormat):
         return PythonicParser({function.name for function in functions}, Emitter(most_calls=most_calls))
 
     def forced(self, functions: Sequence[Function], *, several: bool) -> dict[str, Any]:
-        calls = {
-            "type": "tags_with_separator",
-            "tags": [
-                {"type": "tag", "begin": f"{function.name}(", "content": _arguments(function), "end": ")"}
-                for function in functions
-            ],
-            "separator": ", ",
-            "at_least_one": True,
-            "stop_after_first": not several,
-        }
+        tags = [
+            {"type": "tag", "begin": f"{function.name}(", "content": _arguments(function), "end": ")"}
+            for function in functions
+        ]
+        calls = calls_of(tags, separator=", ", several=several)
         return {"type": "tag", "begin": "[", "content": calls, "end": "]"}
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:

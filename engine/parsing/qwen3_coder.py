@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import Emitter, Function, ToolFormat
+from .calls import Emitter, Function, ToolFormat, calls_of
 from .deltas import Delta
 from .parameters import Parameters, const, json_value, optional, sequence
 from .search import MarkerSearch
@@ -29,13 +29,7 @@ class Qwen3CoderFormat(ToolFormat):
         return Qwen3CoderParser({each.name: each.parameters for each in functions}, Emitter(most_calls=most_calls))
 
     def forced(self, functions: Sequence[Function], *, several: bool) -> dict[str, Any]:
-        return {
-            "type": "tags_with_separator",
-            "tags": [_tag(function) for function in functions],
-            "separator": "\n",
-            "at_least_one": True,
-            "stop_after_first": not several,
-        }
+        return calls_of([_tag(function) for function in functions], separator="\n", several=several)
 
     def offered(self, functions: Sequence[Function]) -> dict[str, Any]:
         tags = [_tag(function, loose=True) for function in functions]
