@@ -22,6 +22,7 @@ from triolet.engine.device import Device
 from triolet.engine.engine import Engine
 from triolet.engine.observer import NoObserver, StepSeen
 from triolet.engine.open import run_engine
+from triolet.engine.story import Story
 from triolet.engine.stream import Output
 
 WIDTH = 100
@@ -89,12 +90,15 @@ class SeenStep:
 
 
 class Watch(NoObserver):
-    """Stands between the scheduler loop and the device, sees every plan, and hears how long each step took."""
+    """Stands between the scheduler loop and the device, sees every plan, and hears how long each step took and which
+    requests are over."""
 
     def __init__(self, device: Device) -> None:
         self.steps: list[SeenStep] = []
         self.times: list[StepSeen] = []
         """Of the steps that have landed."""
+        self.num_ended = 0
+        """Requests that are over. An end is told later than the scheduler knows it, by another actor."""
         self.give_up, self.watch = device.give_up, device.watch
         self._device = device
         self._batch = MirroredBatch()
@@ -104,7 +108,7 @@ class Watch(NoObserver):
         self._moved = trio.Event()
 
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Return once it is so; it is asked after each plan."""
+        """Return once it is so; it is asked after each plan and each end of a request."""
         while not is_so():
             await self._moved.wait()
 
@@ -123,8 +127,7 @@ class Watch(NoObserver):
         parts = tuple((self._names[part.sequence], part) for part in self._batch.apply(plan))
         self.steps.append(SeenStep(plan, parts))
         self._num_steps_of.update(name for name, _ in parts)
-        self._moved.set()
-        self._moved = trio.Event()
+        self._wake()
         self._device.send(plan)
 
     async def receive(self) -> StepResult:
@@ -136,6 +139,14 @@ class Watch(NoObserver):
 
     def step(self, seen: StepSeen) -> None:
         self.times.append(seen)
+
+    def ended(self, story: Story) -> None:
+        self.num_ended += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
 
 
 @asynccontextmanager

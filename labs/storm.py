@@ -75,7 +75,8 @@ async def story(lab: Lab) -> None:
                     nursery.start_soon(stay, number, stay_prompts[staying.index(number)])
                 else:
                     nursery.start_soon(leave, engine, watch, number, left)
-        await engine.controls.pause(False)  # it answers at a step boundary: every abort has been taken in by then
+        # Who has left knows nothing of his end: the scheduler hears of it at the next step boundary, and then tells it.
+        await watch.wait_until(lambda: watch.num_ended == NUM_REQUESTS)
         stats = engine.stats()
         states = Counter(story.state for story in engine.stories())
         alone = [(await ask_all(engine, [tokens], greedy(ANSWER)))[0] for tokens in stay_prompts]
