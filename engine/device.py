@@ -267,6 +267,16 @@ def _raise(error: Exception) -> None:
     raise error
 
 
+@attrs.define(eq=False)
+class _Job(Generic[T, R]):
+    """One call through a portal."""
+
+    function: Callable[[T], Awaitable[R]]
+    answer: "queue.SimpleQueue[outcome.Outcome[R]]" = attrs.field(factory=lambda: queue.SimpleQueue())
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    is_under_way: bool = False
+
+
 class Portal(Generic[T]):
     """A trio run in a thread of its own, for callers who have none: it holds one scope open and runs functions in it.
 
@@ -285,8 +295,13 @@ class Portal(Generic[T]):
         self._thread.start()
         try:
             started.get()  # the token is there
-            self._wait(started, self._cancel_start)
-        except BaseException:
+            started.get().unwrap()
+        except BaseException:  # an interrupt may come at any place
+            while self._token is None and self._thread.is_alive():
+                self._thread.join(0.01)
+            if self._token is not None:
+                with suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(self._cancel_start.cancel)
             self._thread.join()
             raise
 
@@ -296,14 +311,19 @@ class Portal(Generic[T]):
         Interrupted (Ctrl-C), the function is cancelled, and the interrupt raised once it has ended. When the scope has
         ended with an error, raises EngineDead from it.
         """
-        answer: queue.SimpleQueue[outcome.Outcome[R]] = queue.SimpleQueue()
-        scope = trio.CancelScope()
+        job: _Job[T, R] = _Job(function)
         assert self._token is not None
         try:
-            self._token.run_sync_soon(self._start_job, function, scope, answer)
+            self._token.run_sync_soon(self._start_job, job)
+            result = job.answer.get()
         except trio.RunFinishedError:
             raise self._ended() from self._failure
-        return self._wait(answer, scope)
+        except BaseException:  # at any place of the above
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._break_off, job)
+                job.answer.get()
+            raise
+        return result.unwrap()
 
     def close(self) -> None:
         """Leave the scope and end the thread. Idempotent; what the scope raised on the way out is dropped."""
@@ -312,17 +332,6 @@ class Portal(Generic[T]):
                 self._token.run_sync_soon(self._end.set)
         if threading.current_thread() is not self._thread:  # a garbage collection may come at any place
             self._thread.join()
-
-    def _wait(self, answer: "queue.SimpleQueue[outcome.Outcome[R]]", scope: trio.CancelScope) -> R:
-        try:
-            result = answer.get()
-        except BaseException:
-            assert self._token is not None
-            with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(scope.cancel)
-            answer.get()
-            raise
-        return result.unwrap()
 
     def _ended(self) -> TrioletError:
         if isinstance(self._failure, EngineDead):
@@ -357,29 +366,28 @@ class Portal(Generic[T]):
                 self._nursery.cancel_scope.cancel()
         self._nursery = None
 
-    def _start_job(
-        self,
-        function: Callable[[T], Awaitable[R]],
-        scope: trio.CancelScope,
-        answer: "queue.SimpleQueue[outcome.Outcome[R]]",
-    ) -> None:
+    def _start_job(self, job: "_Job[T, R]") -> None:
         if self._nursery is None or self._nursery.cancel_scope.cancel_called:
-            answer.put(outcome.Error(self._ended()))
+            job.answer.put(outcome.Error(self._ended()))
         else:
-            self._nursery.start_soon(self._job, function, scope, answer)
+            job.is_under_way = True
+            self._nursery.start_soon(self._run_job, job)
 
-    async def _job(
-        self,
-        function: Callable[[T], Awaitable[R]],
-        scope: trio.CancelScope,
-        answer: "queue.SimpleQueue[outcome.Outcome[R]]",
-    ) -> None:
+    def _break_off(self, job: "_Job[T, R]") -> None:
+        """Its caller has been interrupted: before it was handed over, while it ran, or with the answer in his hand. He
+        waits for an answer in any case."""
+        job.scope.cancel()
+        if not job.is_under_way:
+            job.answer.put(outcome.Error(self._ended()))
+
+    async def _run_job(self, job: "_Job[T, R]") -> None:
         result: outcome.Outcome[R] | None = None
         try:
-            with scope:
+            with job.scope:
                 try:
-                    result = outcome.Value(await function(self._value))
+                    result = outcome.Value(await job.function(self._value))
                 except Exception as error:
                     result = outcome.Error(error)
         finally:  # without a result, the caller was interrupted or the engine's scope ended first
-            answer.put(result if result is not None else outcome.Error(self._ended()))
+            job.is_under_way = False
+            job.answer.put(result if result is not None else outcome.Error(self._ended()))

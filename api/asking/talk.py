@@ -3,11 +3,12 @@
     at the prompt      Ctrl-D leaves; Ctrl-C leaves when it follows another one
     in an answer       Ctrl-C closes the request's connection, which ends it at the server; what was said is kept
 
-The loop is synchronous, in the main thread, where Python raises Ctrl-C; each request runs in the portal's thread, which
-cancels it when the call is interrupted.
+The loop is synchronous, in the main thread, where Python raises Ctrl-C; it listens for it (`ctrl_c.py`) while it waits
+for a line or an answer. Each request runs in the portal's thread, which cancels it when the call is interrupted.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import attrs
@@ -15,6 +16,7 @@ import trio
 
 from ...engine.core.errors import StartError, TrioletError
 from .client import Client, Refused
+from .ctrl_c import CtrlC
 from .options import AskOptions, ChatOptions, CompleteOptions
 from .screen import Screen
 
@@ -143,6 +145,7 @@ class Talk:
     screen: Screen
     interrupted: bool = False
     """The last that was heard is a Ctrl-C."""
+    ctrl_c: CtrlC = attrs.field(factory=CtrlC)
 
     @property
     def options(self) -> AskOptions:
@@ -150,17 +153,22 @@ class Talk:
 
     def run(self) -> int:
         """Until the input ends, or the one message is answered. The exit status."""
-        if self.options.quick is not None:
-            quick = self.options.quick
-            return self._turn(self.screen.read_all() if quick == "-" else quick)
-        if self.screen.asks:
-            return self._converse()
-        return self._follow()
+        with self.ctrl_c:
+            if self.options.quick is not None:
+                quick = self.options.quick
+                return self._turn(self._read_all() if quick == "-" else quick)
+            if self.screen.asks:
+                return self._converse()
+            return self._follow()
+
+    def _read_all(self) -> str:
+        """A Ctrl-C is the end of the command."""
+        return self.ctrl_c.listen(self.screen.read_all)
 
     def _follow(self) -> int:
         """A pipe: each line is a message of a chat; all of it is the text to complete. The first error is the end."""
         if isinstance(self.about, Completion):
-            return self._turn(self.screen.read_all())
+            return self._turn(self._read_all())
         status = NOTHING
         while status == NOTHING and (line := self._next_line()) is not None:
             if line.strip():
@@ -178,7 +186,7 @@ class Talk:
         """None: it is over."""
         while True:
             try:
-                line = self.screen.read_line()
+                line = self.ctrl_c.listen(self.screen.read_line)
             except EOFError:
                 if self.screen.asks:
                     self.screen.note("")
@@ -199,7 +207,7 @@ class Talk:
             body["max_tokens"] = self.options.max_tokens
         status = NOTHING
         try:
-            self.ask(self.about.path, body | self.options.extra, told)
+            self.ctrl_c.listen(partial(self.ask, self.about.path, body | self.options.extra, told))
             self.screen.end_answer()
         except TrioletError as error:
             status = FAILED

@@ -1,6 +1,7 @@
 """Conversations without a terminal's device: what is read, asked, shown and kept. The server is a script."""
 
 import io
+import signal
 from typing import Any
 
 import attrs
@@ -137,6 +138,22 @@ def test_ctrl_c_cancels_an_answer_and_keeps_the_conversation() -> None:
     assert scene.said == [["first"], ["first", "Half an", "second"], ["first", "Half an", "third"]]
     assert scene.err.getvalue().count("(cancelled)") == 2
     assert scene.out.getvalue() == "Half an\n\nWell.\n"
+
+
+def test_a_ctrl_c_while_nothing_is_waited_for_is_not_lost_and_breaks_nothing() -> None:
+    """It comes while the end of an answer is written: that is finished, and the next wait for a line ends."""
+
+    class Pressed(Display):
+        def write(self, text: str) -> int:
+            if "(cancelled)" in text:
+                signal.raise_signal(signal.SIGINT)
+            return super().write(text)
+
+    scene = Scene(answers=[[event(content="Half an"), KeyboardInterrupt()]], err=Pressed())
+    assert scene.run(ChatOptions(stats=True), Keyboard("first", "never asked")) == 0
+    assert scene.said == [["first"]]
+    assert "(cancelled)" in scene.err.getvalue()
+    assert "first token after" in scene.err.getvalue()
 
 
 def test_a_second_ctrl_c_leaves() -> None:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -255,6 +255,28 @@ def test_a_portal_whose_scope_has_died_says_why() -> None:
         portal.call(wait_in_vain)
 
 
+class Interrupted(queue.SimpleQueue):  # type: ignore[type-arg]
+    """Ctrl-C comes once: before something has been got, or with it in the hand."""
+
+    with_something = False
+    first = True
+
+    def get(self, *args: object, **kwargs: object) -> object:
+        something = super().get() if self.with_something or not self.first else None
+        if self.first:
+            self.first = False
+            raise KeyboardInterrupt
+        return something
+
+
+class InterruptedLater(Interrupted):
+    with_something = True
+
+
+async def echo(value: str) -> str:
+    return value
+
+
 def test_an_interrupted_call_is_cancelled_and_the_portal_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C cancels the function, waits for its end, and is raised; the next call works."""
     ends: list[str] = []
@@ -265,18 +287,6 @@ def test_an_interrupted_call_is_cancelled_and_the_portal_goes_on(monkeypatch: py
         finally:
             ends.append("cancelled")
 
-    async def echo(value: str) -> str:
-        return value
-
-    class Interrupted(queue.SimpleQueue):  # type: ignore[type-arg]
-        first = True
-
-        def get(self, *args: object, **kwargs: object) -> object:
-            if self.first:
-                self.first = False
-                raise KeyboardInterrupt
-            return super().get()
-
     portal = Portal(word)
     with monkeypatch.context() as patch:
         patch.setattr("triolet.engine.device.queue.SimpleQueue", Interrupted)
@@ -285,3 +295,51 @@ def test_an_interrupted_call_is_cancelled_and_the_portal_goes_on(monkeypatch: py
     assert ends == ["cancelled"]
     assert portal.call(echo) == "word"
     portal.close()
+
+
+def test_an_interrupt_at_the_very_end_of_a_call_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is there, and lost: nobody waits for another one."""
+    portal = Portal(word)
+    with monkeypatch.context() as patch:
+        patch.setattr("triolet.engine.device.queue.SimpleQueue", InterruptedLater)
+        with pytest.raises(KeyboardInterrupt):
+            portal.call(echo)
+    assert portal.call(echo) == "word"
+    portal.close()
+
+
+def test_an_interrupt_before_a_call_is_handed_over_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function does not run, and the caller does not wait for its end."""
+    portal = Portal(word)
+    token = portal._token
+    calls: list[str] = []
+
+    class Token:
+        def run_sync_soon(self, function: Callable[..., object], *args: object) -> None:
+            if function == portal._start_job:
+                raise KeyboardInterrupt
+            assert token is not None
+            token.run_sync_soon(function, *args)
+
+    async def note(value: str) -> None:
+        calls.append(value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(portal, "_token", Token())
+        with pytest.raises(KeyboardInterrupt):
+            portal.call(note)
+    assert portal.call(echo) == "word"
+    assert calls == []
+    portal.close()
+
+
+@pytest.mark.parametrize("interrupted", [Interrupted, InterruptedLater])
+def test_an_interrupt_while_a_portal_opens_ends_its_thread(
+    monkeypatch: pytest.MonkeyPatch, interrupted: type[Interrupted]
+) -> None:
+    """Before and after the scope's run has begun."""
+    with monkeypatch.context() as patch:
+        patch.setattr("triolet.engine.device.queue.SimpleQueue", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Portal(word)
+    assert "triolet" not in [thread.name for thread in threading.enumerate()]
