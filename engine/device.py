@@ -267,6 +267,13 @@ def _raise(error: Exception) -> None:
     raise error
 
 
+def _next_of(answers: "queue.SimpleQueue[R]") -> R:
+    """Waits. A Ctrl-C that comes just before a wait in C begins is noticed at its end, so it ends now and then."""
+    while True:
+        with suppress(queue.Empty):
+            return answers.get(timeout=0.5)
+
+
 @attrs.define(eq=False)
 class _Job(Generic[T, R]):
     """One call through a portal."""
@@ -294,8 +301,8 @@ class Portal(Generic[T]):
         self._thread = threading.Thread(target=self._live, args=(open_scope, started), name="triolet", daemon=True)
         self._thread.start()
         try:
-            started.get()  # the token is there
-            started.get().unwrap()
+            _next_of(started)  # the token is there
+            _next_of(started).unwrap()
         except BaseException:  # an interrupt may come at any place
             while self._token is None and self._thread.is_alive():
                 self._thread.join(0.01)
@@ -315,13 +322,13 @@ class Portal(Generic[T]):
         assert self._token is not None
         try:
             self._token.run_sync_soon(self._start_job, job)
-            result = job.answer.get()
+            result = _next_of(job.answer)
         except trio.RunFinishedError:
             raise self._ended() from self._failure
         except BaseException:  # at any place of the above
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._break_off, job)
-                job.answer.get()
+                _next_of(job.answer)
             raise
         return result.unwrap()
 

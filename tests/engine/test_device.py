@@ -1,6 +1,7 @@
 """The device thread and the portal: real threads, waited for by events."""
 
 import queue
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -343,3 +344,17 @@ def test_an_interrupt_while_a_portal_opens_ends_its_thread(
         with pytest.raises(KeyboardInterrupt):
             Portal(word)
     assert "triolet" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_interrupt_that_wakes_nobody_ends_a_call_all_the_same() -> None:
+    """As one does that comes just before the wait begins: here it is another thread that gets the signal."""
+
+    async def wait(value: str) -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        await trio.sleep_forever()
+
+    portal = Portal(word)
+    with pytest.raises(KeyboardInterrupt):
+        portal.call(wait)
+    assert portal.call(echo) == "word"
+    portal.close()

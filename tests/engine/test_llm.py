@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from triolet.engine.llm import LLM
 from triolet.engine.open import run_engine
 from triolet.engine.prompt import TokenPrompt
 
+from ..limits import REAL_LIMIT_S
 from .simulated import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,14 +120,22 @@ print(llm.generate("hello\\n")[0].text, flush=True)
 """
 
 
-def run_script(rest: str) -> subprocess.Popen[str]:
+@contextmanager
+def run_script(rest: str) -> Iterator[subprocess.Popen[str]]:
+    """Killed at the end, if it is still there."""
     code = SCRIPT.format(root=str(ROOT), rest=rest)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_script_that_forgets_to_close_ends_by_itself() -> None:
     """The engine's threads do not keep the process alive, and nothing is printed at its end."""
-    out, err = (process := run_script("")).communicate(timeout=60)
+    with run_script("") as process:
+        out, err = process.communicate(timeout=REAL_LIMIT_S)
     assert (out, err, process.returncode) == ("hello\n", "", 0)
 
 
@@ -143,9 +152,9 @@ try:
 except KeyboardInterrupt:
     print("interrupted", llm.generate("again\\n")[0].text, flush=True)
 """
-    process = run_script(rest)
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == ["hello\n", "waiting\n"]
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    with run_script(rest) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["hello\n", "waiting\n"]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=REAL_LIMIT_S)
     assert (out, err, process.returncode) == ("interrupted again\n", "", 0)
