@@ -12,11 +12,14 @@ import sys
 import threading
 from pathlib import Path
 
+LIMIT_S = 300
+"""Against hanging alone: the machine may be slow."""
+
 PROMPT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def post(port: int, body: dict[str, object]) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
     connection.request(
         "POST", "/v1/chat/completions", json.dumps({"messages": PROMPT, **body}), {"Content-Type": "application/json"}
     )
@@ -26,7 +29,7 @@ def post(port: int, body: dict[str, object]) -> http.client.HTTPResponse:
 
 
 def metrics(port: int) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
     connection.request("GET", "/metrics")
     return connection.getresponse().read().decode()
 
@@ -45,7 +48,7 @@ def page(port: int) -> None:
         ("/ui/css/base.css", b"/*"),
         ("/ui/vendor/uplot/uPlot.esm.js", b"/**"),
     ):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         connection.request("GET", path)
         response = connection.getresponse()
         body = response.read()
@@ -78,7 +81,7 @@ def main() -> None:
     server = subprocess.Popen(
         ["triolet", "serve", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    watchdog = threading.Timer(600, server.kill)
+    watchdog = threading.Timer(4 * LIMIT_S, server.kill)
     watchdog.start()
     assert server.stdout is not None
     try:
@@ -94,7 +97,7 @@ def main() -> None:
         exercise(port)
         Path(sys.argv[1]).write_text(metrics(port))
         server.terminate()
-        status = server.wait(timeout=60)
+        status = server.wait(timeout=LIMIT_S)
         rest.join()
         assert status == 0, f"exit status {status} after SIGTERM"
         print("stopped: exit status 0")

@@ -11,11 +11,13 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from tests.limits import REAL_LIMIT_S
+
 __all__ = ["Browser", "Keys", "start_chromium"]
 
 T = TypeVar("T")
 
-WAIT_S = 30
+WAIT_S = REAL_LIMIT_S / 2
 
 UNTIL = """
 const done = arguments[arguments.length - 1], given = [...arguments].slice(0, -1);

@@ -5,13 +5,15 @@
   task waits: virtual hours pass at once, in an order that does not depend on the machine. A test in which nobody can
   ever go on fails with TooSlowError instead of hanging, because the limit is the last deadline there is. Real threads
   do not count as waiting tasks: keep them out of such tests.
-- With `mock_clock` time stands still until the test calls `mock_clock.jump(seconds)`.
+- With `mock_clock` time stands still until the test calls `mock_clock.jump(seconds)`. Such a test has the limit of the
+  real clock too, for nobody else would end it.
 
 `parametrize` and other fixtures work as usual. Async fixtures don't exist: use `async with` in the test.
 """
 
 import inspect
 import logging
+import threading
 from collections.abc import Iterator
 from functools import partial
 
@@ -19,7 +21,8 @@ import pytest
 import trio
 import trio.testing
 
-REAL_LIMIT_S = 120
+from .limits import REAL_LIMIT_S
+
 VIRTUAL_LIMIT_S = 1_000_000
 
 
@@ -60,5 +63,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 async def _limited(test, limit_s: float) -> None:  # type: ignore[no-untyped-def]
-    with trio.fail_after(limit_s):
-        await test()
+    token = trio.lowlevel.current_trio_token()
+    with trio.fail_after(limit_s) as scope:
+        timer = threading.Timer(REAL_LIMIT_S, token.run_sync_soon, [scope.cancel])
+        timer.daemon = True
+        if limit_s > REAL_LIMIT_S:
+            timer.start()
+        try:
+            await test()
+        finally:
+            timer.cancel()

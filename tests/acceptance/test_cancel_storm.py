@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from tests.api.rig import raw_post, read_until
+from tests.contract.stage import until
 from triolet.engine.core.params import SamplingParams
 
 from .asking import check_pool_is_free
@@ -71,7 +72,8 @@ async def test_what_was_broken_off_during_a_step_is_not_in_the_next(model: Rando
     chance = random.Random(1)
     async with serving(model.config(**LIMITS), open_engine=device.open_engine) as served:
         streams = {number: await connect(served, number, chance) for number in range(60)}
-        await device.wait_until(lambda: len(device.running) > 10)
+        # All have come: a reset may overtake its request in the server's socket, and then there never was one.
+        await device.wait_until(lambda: len(device.entered) == len(streams) and len(device.running) > 10)
         while streams:
             step = device.num_steps + chance.randrange(4)
             await device.wait_until(lambda step=step: device.num_steps >= step)
@@ -134,8 +136,8 @@ async def test_two_hundred_streams_broken_off_at_random_moments(model: RandomMod
         await served.wait_idle()
         check_pool_is_free(served.engine)
         assert [texts[index] for index in range(NUM_SURVIVORS)] == alone
-        assert task_names() == tasks
-        assert num_open_files() == files
+        await until(lambda: task_names() == tasks)
+        assert num_open_files() <= files  # what another test left lying about is collected at any time
     # A reset may overtake its request in the server's socket: then there never was one.
     assert len(device.left) > NUM_SURVIVORS + NUM_BROKEN * 4 // 5
     assert {"prefill", "decode", "not running"} == set(device.stages)

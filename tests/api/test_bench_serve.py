@@ -176,6 +176,7 @@ async def test_a_server_that_hangs_up_or_hangs_is_an_error_of_its_requests(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Refused, reset, cut, or silent for longer than --timeout."""
+    autojump_clock.autojump_threshold = 0.2  # what is on its way through a socket is given a moment to arrive
     sessions = [(Ask(content="hello", max_tokens=3),)]
 
     async def error_of(answer: bytes | None) -> str | None:

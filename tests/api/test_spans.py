@@ -15,6 +15,7 @@ from triolet.engine.core.params import SamplingParams
 from triolet.engine.observer import NoObserver
 from triolet.engine.story import Story
 
+from ..limits import REAL_LIMIT_S
 from .collector import Collector, collecting, facts
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -22,8 +23,9 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is gathered before it is sent."""
+    """Nothing is gathered before it is sent, and the last of it has all the time that a slow machine takes."""
     monkeypatch.setattr(spans_module, "GATHER_S", 0.0)
+    monkeypatch.setattr(spans_module, "LAST_SEND_S", REAL_LIMIT_S)
 
 
 async def complete(stage: Stage, body: dict[str, object], **headers: str) -> httpx.Response:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ..limits import REAL_LIMIT_S
+
 SERVE = "from triolet.api.cli import main; main(['serve', '--port', '0', '--kv-cache-memory', '200M'])"
 
 
@@ -21,7 +23,7 @@ def base_url() -> Iterator[str]:
         assert line.startswith("Triolet is ready: http")
         yield line.split()[-1]
         process.terminate()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=REAL_LIMIT_S) == 0
     finally:
         if process.poll() is None:
             process.kill()

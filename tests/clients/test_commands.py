@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from ..limits import REAL_LIMIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "import sys; from triolet.api.cli import main; main(sys.argv[1:])"
 ENGINE = ("--kv-cache-memory", "200M")
@@ -20,7 +22,7 @@ def command(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str
 
 
 def post(base_url: str, route: str, **body: Any) -> Any:
-    answer = httpx.post(base_url + route, json=body, timeout=60, trust_env=False)
+    answer = httpx.post(base_url + route, json=body, timeout=REAL_LIMIT_S, trust_env=False)
     assert answer.status_code == 200
     return answer.json()
 

@@ -23,8 +23,9 @@ from triolet.engine.core.plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
 from triolet.engine.open import run_engine
 
-ROUNDS_MAX = 5_000
-"""How often a condition is looked at before the test fails: some seconds where nothing happens."""
+ROUNDS_MAX = 60_000
+"""How often a condition is looked at before the test fails: a minute where nothing happens, but a process or a thread
+may be what is waited for, and the machine slow."""
 
 
 async def until(condition: Callable[[], Any], rounds: int = ROUNDS_MAX) -> None:

@@ -68,19 +68,19 @@ async def tokenizing(options: RequestOptions, n: int = 1) -> AsyncIterator[tuple
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_deadline_ends_a_request_that_is_being_tokenized(n: int) -> None:
+async def test_a_deadline_ends_a_request_that_is_being_tokenized(n: int, mock_clock: trio.testing.MockClock) -> None:
     """The client gets a stream with nothing in it but its end, `timeout`, at the deadline, not after the tokenizer."""
-    async with tokenizing(RequestOptions(deadline=trio.current_time() + 0.05), n=n) as (_, got):
-        pass
+    async with tokenizing(RequestOptions(deadline=trio.current_time() + 5), n=n) as (_, got):
+        mock_clock.jump(5)
     assert [(output.choice, output.finish_reason) for output in got if isinstance(output, Output)] == [
         (choice, FinishReason.TIMEOUT) for choice in range(n)
     ]
 
 
-async def test_the_time_in_the_queue_counts_tokenizing() -> None:
+async def test_the_time_in_the_queue_counts_tokenizing(mock_clock: trio.testing.MockClock) -> None:
     """One that is over by then is refused, with a time to come back."""
-    async with tokenizing(RequestOptions(max_queue_time_s=0.05)) as (_, got):
-        pass
+    async with tokenizing(RequestOptions(max_queue_time_s=5)) as (_, got):
+        mock_clock.jump(5)
     [error] = got
     assert isinstance(error, Overloaded)
     assert error.message.startswith("The request was not admitted within ")

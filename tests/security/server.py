@@ -22,6 +22,7 @@ from triolet.engine.engine import Engine
 from triolet.engine.open import run_engine
 
 from ..engine.simulated import Simulation, simulate
+from ..limits import REAL_LIMIT_S
 
 
 def simulation() -> Simulation:
@@ -72,7 +73,7 @@ def running(*python_flags: str, **config: Any) -> Iterator[Running]:
         assert line.startswith("Triolet is ready: http"), line or process.communicate()[1]
         yield Running(line.split()[-1].removesuffix("/v1"), process)
         process.terminate()
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=REAL_LIMIT_S)
         assert process.returncode == 0, said
     finally:
         if process.poll() is None:

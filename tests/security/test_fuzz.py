@@ -15,6 +15,7 @@ from schemathesis import GenerationMode
 
 from triolet.api.openapi import OPERATIONS, Operation, document
 
+from ..limits import REAL_LIMIT_S
 from .server import Running, running
 
 EXAMPLES = 40
@@ -55,10 +56,10 @@ def test_no_request_meets_an_error_of_ours(server: Running, operation: Operation
     )
     @given(case=target.as_strategy(generation_mode=mode))
     def ask(case: schemathesis.Case) -> None:
-        response = case.call(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+        response = case.call(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=REAL_LIMIT_S)
         assert response.status_code in STATUSES, (response.status_code, response.text, case.as_curl_command())
         if response.status_code != 200 and case.method != "HEAD":
             assert response.json().keys() - {"type"} == {"error"}
 
     ask()
-    assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
+    assert httpx.get(f"{server.url}/health", trust_env=False, timeout=REAL_LIMIT_S).status_code == 200

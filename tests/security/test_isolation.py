@@ -111,7 +111,9 @@ async def test_a_tokenizer_that_breaks_does_not_log_the_prompt(caplog: pytest.Lo
     settings = ServerConfig(port=0, shutdown_timeout=0.0)
     async with trio.open_nursery() as nursery:
         run = await nursery.start(partial(server.run, settings, signals=False))
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{run.server.port}", trust_env=False) as asks:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{run.server.port}", trust_env=False, timeout=None
+        ) as asks:
             messages = [{"role": "user", "content": "raise"}, {"role": "user", "content": SECRET_WORDS}]
             answer = await asks.post("/v1/chat/completions", content=json.dumps(chat(messages=messages)))
             assert answer.status_code == 500

@@ -8,6 +8,7 @@ import pytest
 
 from tests.api.rig import chat
 
+from ..limits import REAL_LIMIT_S
 from .server import running
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -43,7 +44,7 @@ def test_hostile_requests_are_refused_with_and_without_assertions(flags: tuple[s
     keys = {"api_key": ("k",), "admin_api_key": ("a",)}
     with (
         running(*flags, max_body_size=1_000_000, **keys) as server,
-        httpx.Client(trust_env=False, timeout=60) as client,
+        httpx.Client(trust_env=False, timeout=REAL_LIMIT_S) as client,
     ):
         for method, path, body, has_key, status in HOSTILE:
             headers = {"authorization": "Bearer k"} if has_key else {}

@@ -15,6 +15,7 @@ from triolet.model.chat_template import ChatTemplate
 from triolet.model.template_limits import REQUEST_LIMITS
 
 from ..engine.simulated import VOCAB_SIZE, ByteTokenizer
+from ..limits import REAL_LIMIT_S
 
 TALK = [{"role": "user", "content": "Hi"}]
 FOREVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -133,8 +134,11 @@ class TemplatedEngine(FakeEngine):
         self.tokenizer = TokenizerClient(Templated(), vocab_size=VOCAB_SIZE)  # type: ignore[assignment]
 
 
-async def test_an_allowed_template_is_rendered_apart_and_sees_what_the_models_sees() -> None:
+async def test_an_allowed_template_is_rendered_apart_and_sees_what_the_models_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Messages, variables, special tokens, the generation prompt; its text becomes the prompt."""
+    monkeypatch.setattr("triolet.engine.template_process.TIME_S", REAL_LIMIT_S)
     source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ mood }}{{ add_generation_prompt }}"
     fields = {"chat_template": source, "chat_template_kwargs": {"mood": "glad"}, "add_generation_prompt": False}
     async with serving(TemplatedEngine(), trust_request_chat_template=True) as rig:
