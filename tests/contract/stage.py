@@ -111,6 +111,8 @@ class StageCompiler:
         self.held = False
         self.started = trio.Event()
         self.may_end = threading.Event()
+        self.num_at_work = 0
+        self.num_compiled = 0
         self._token = trio.lowlevel.current_trio_token()
 
     def has(self, spec: GrammarSpec) -> bool:
@@ -120,9 +122,12 @@ class StageCompiler:
         pass
 
     def compile(self, spec: GrammarSpec) -> None:
+        self.num_at_work += 1
         if self.held:
             self._token.run_sync_soon(self.started.set)
             self.may_end.wait()
+        self.num_at_work -= 1
+        self.num_compiled += 1
 
 
 @attrs.frozen
@@ -250,17 +255,19 @@ async def staged(
     async with trio.open_nursery() as nursery:
         run: Run = await nursery.start(run_server)
         await until(lambda: True)
-        yield Stage(
-            run=run,
-            engine=engines[0],
-            simulation=simulation,
-            device=device,
-            tokenizer=tokenizer,
-            compiler=compiler,
-            status=status,
-            ended=ended,
-        )
-        tokenizer.may_end.set()
-        compiler.may_end.set()
+        try:
+            yield Stage(
+                run=run,
+                engine=engines[0],
+                simulation=simulation,
+                device=device,
+                tokenizer=tokenizer,
+                compiler=compiler,
+                status=status,
+                ended=ended,
+            )
+        finally:
+            tokenizer.may_end.set()
+            compiler.may_end.set()
         device.step(float("inf"))
         run.stop.set()
