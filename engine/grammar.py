@@ -13,13 +13,15 @@ import trio
 
 from .core.errors import InvalidRequest, Overloaded
 from .core.grammar import GrammarSpec
-from .json_schema import why_not, why_not_regex
+from .json_schema import why_not, why_not_ebnf, why_not_regex, why_not_tag
 from .nice_thread import run_nicely
 
 COMPILE_S = 20.0
 """A constraint that takes longer is refused: some two seconds of work where cores are short (`nice_thread.py`)."""
 WAIT_S = 30.0
 """A request that waits longer for those before it is refused."""
+MAX_AT_ONCE = 16 * 1024
+"""Characters of a constraint that is looked through at once; a longer one takes a thread, so that no stream waits."""
 MAX_KNOWN = 4096
 """Refused constraints whose reasons are remembered."""
 
@@ -65,7 +67,10 @@ class GrammarClient:
         if compiler.has(spec):
             return
         try:
-            _check(spec)
+            if len(spec.source) > MAX_AT_ONCE:
+                await trio.to_thread.run_sync(_check, spec, abandon_on_cancel=True)
+            else:
+                _check(spec)
             with trio.move_on_after(WAIT_S) as waiting:
                 await self._turn.acquire()
             if waiting.cancelled_caught:
@@ -85,9 +90,14 @@ class GrammarClient:
 
 def _check(spec: GrammarSpec) -> None:
     reason = None
-    if spec.kind == "json_schema":
-        reason = why_not(json.loads(spec.source))
-    elif spec.kind == "regex":
-        reason = why_not_regex(spec.source)
+    match spec.kind:
+        case "json_schema":
+            reason = why_not(json.loads(spec.source))
+        case "structural_tag":
+            reason = why_not_tag(json.loads(spec.source))
+        case "regex":
+            reason = why_not_regex(spec.source)
+        case "ebnf":
+            reason = why_not_ebnf(spec.source)
     if reason is not None:
         raise InvalidRequest(f"{spec.param} cannot be compiled: {reason}.", param=spec.param)

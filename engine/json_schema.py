@@ -15,6 +15,8 @@ MAX_PROPERTIES = 256
 MAX_ENUM = 4_000
 """Values of all enumerations together."""
 MAX_DEPTH = 100
+MAX_COUNT = 100_000
+"""Of a length or a repetition: the compiler counts in 32 bits, and a string of so many characters takes it a second."""
 
 _IGNORED = ("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "unevaluatedProperties")
 _IN_MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -36,9 +38,12 @@ _OF_TYPES = {
     "maxProperties": "object",
     "required": "object",
 }
+_COUNTS = tuple(f"{end}{what}" for what in ("Length", "Items", "Properties", "Contains") for end in ("min", "max"))
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf", "$ref")
 _BESIDE = frozenset((*_OF_TYPES, "properties", "patternProperties", "additionalProperties", "prefixItems", "enum"))
 _LOOKAROUND = re.compile(r"\(\?<?[=!]")
+_LONG = re.compile(f"[1-9][0-9]{{{len(str(MAX_COUNT)) - 1}}}")
+_NUMBER = re.compile(r"0*([1-9][0-9]*)")
 
 
 def why_not(schema: Any) -> str | None:
@@ -59,7 +64,59 @@ def why_not(schema: Any) -> str | None:
 
 def why_not_regex(pattern: str) -> str | None:
     """The same for a regular expression."""
-    return "lookaround is not supported in a regular expression" if _LOOKAROUND.search(pattern) else None
+    if _LOOKAROUND.search(pattern):
+        return "lookaround is not supported in a regular expression"
+    return _why_not_counts(pattern, quotes="")
+
+
+def why_not_ebnf(grammar: str) -> str | None:
+    """The same for a grammar."""
+    return _why_not_counts(grammar, quotes='"')
+
+
+def why_not_tag(tag: Any) -> str | None:
+    """The same for all that stands in a structural tag."""
+    stack = [tag]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, list):
+            stack += part
+        if not isinstance(part, dict):
+            continue
+        checks = ((why_not, "json_schema"), (why_not, "schema"), (why_not_regex, "pattern"), (why_not_ebnf, "grammar"))
+        for check, name in checks:
+            if (value := part.get(name)) is None or isinstance(value, str) == (check is why_not):
+                continue
+            if (reason := check(value)) is not None:
+                return reason
+        stack += [value for name, value in part.items() if name not in ("json_schema", "schema")]
+    return None
+
+
+def _why_not_counts(text: str, *, quotes: str) -> str | None:
+    """Repetitions with too large counts. What stands in brackets, or between `quotes`, is text. One look at each
+    character, and none where no number is long enough."""
+    if _LONG.search(text) is None:
+        return None
+    escaped, closing, in_count = False, "", False
+    for place, character in enumerate(text):
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        elif closing:
+            closing = "" if character == closing else closing
+        elif character == "[" or (quotes and character in quotes):
+            closing = "]" if character == "[" else character
+        elif character == "{":
+            in_count = True
+        elif not (character.isspace() or character == "," or character.isdecimal()):
+            in_count = False
+        elif in_count and not text[place - 1].isdecimal() and (found := _NUMBER.match(text, place)) is not None:
+            digits = found[1]
+            if len(digits) > len(str(MAX_COUNT)) or int(digits) > MAX_COUNT:
+                return f"a repetition {{n,m}} may have counts up to {MAX_COUNT}, not {digits[:32]}"
+    return None
 
 
 def _why_not_part(part: dict[str, Any]) -> str | None:
@@ -70,6 +127,9 @@ def _why_not_part(part: dict[str, Any]) -> str | None:
         return "the keyword 'uniqueItems' is not supported"
     if isinstance(part.get("multipleOf"), float) and not part["multipleOf"].is_integer():
         return "'multipleOf' is supported for integers alone"
+    for keyword in _COUNTS:
+        if isinstance(count := part.get(keyword), int | float) and count > MAX_COUNT:
+            return f"{keyword!r} may be at most {MAX_COUNT}, not {_shown(count)}"
     if isinstance(properties := part.get("properties"), dict) and len(properties) > MAX_PROPERTIES:
         return f"an object has {len(properties)} properties, {MAX_PROPERTIES} are supported"
     of_names = part.get("patternProperties")
@@ -105,3 +165,8 @@ def _parts(schema: Any) -> Iterator[tuple[dict[str, Any], int]]:
             if isinstance(part.get(keyword), list):
                 inner += part[keyword]
         stack += [(each, depth + 1) for each in inner]
+
+
+def _shown(count: float) -> str:
+    """A number that may have thousands of digits."""
+    return str(count) if count < 1e30 else "a number of more than 30 digits"

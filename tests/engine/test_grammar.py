@@ -11,7 +11,7 @@ from triolet.engine import grammar as grammar_module
 from triolet.engine.core.errors import InvalidRequest, Overloaded
 from triolet.engine.core.grammar import GrammarSpec
 from triolet.engine.grammar import GrammarClient
-from triolet.engine.json_schema import MAX_DEPTH, MAX_ENUM, MAX_PROPERTIES, MAX_SUBSCHEMAS, why_not
+from triolet.engine.json_schema import MAX_COUNT, MAX_DEPTH, MAX_ENUM, MAX_PROPERTIES, MAX_SUBSCHEMAS, why_not
 from triolet.engine.open import run_engine
 
 from .simulated import simulate
@@ -152,3 +152,67 @@ def test_a_schema_that_would_not_be_kept_to_is_refused(schema: Any, reason: str)
 def test_what_clients_send_passes(schema: Any) -> None:
     """A property may have any name; what explains one stands anywhere; what is none the compiler sees."""
     assert why_not(schema) is None
+
+
+HUGE = 10**12
+
+
+@pytest.mark.parametrize("count", [MAX_COUNT + 1, 2**32 + 5, HUGE, 1e300])
+@pytest.mark.parametrize(
+    "keyword", ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"]
+)
+async def test_a_count_too_large_is_refused_by_name(keyword: str, count: float) -> None:
+    """Before the compiler sees it, which counts in 32 bits; wherever the schema stands, in a structural tag too."""
+    kind = {"Length": "string", "Items": "array", "Properties": "object"}[keyword[3:]]
+    schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": kind, keyword: count}]}}}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    legacy = {"type": "structural_tag", "structures": [{"begin": "<", "schema": schema, "end": ">"}], "triggers": ["<"]}
+    compiler = FakeCompiler()
+    client = GrammarClient(compiler)
+    for spec in (GrammarSpec.json_schema(schema), GrammarSpec.structural_tag(tag), GrammarSpec.structural_tag(legacy)):
+        with pytest.raises(InvalidRequest) as caught:
+            await client.prepare(spec)
+        said = f"response_format cannot be compiled: '{keyword}' may be at most {MAX_COUNT}, not "
+        assert caught.value.message.startswith(said)
+    assert not compiler.compiled
+    assert why_not({"type": kind, keyword: MAX_COUNT}) is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        f"a{{{HUGE}}}",
+        f"a{{1,{HUGE}}}",
+        f"(b|[cd]){{{HUGE},}}",
+        f"a{{ 1 , 00{MAX_COUNT + 1} }}",
+        "a{" + "9" * 5000 + "}",
+    ],
+)
+async def test_a_repetition_too_often_is_refused_with_the_limit(pattern: str) -> None:
+    """In a pattern, of a schema or a tag as well, and in a grammar."""
+    client = GrammarClient(FakeCompiler())
+    for spec in (
+        GrammarSpec.regex(pattern),
+        GrammarSpec.ebnf(f'root ::= "x" {pattern}'),
+        GrammarSpec.json_schema({"type": "string", "pattern": pattern}),
+        GrammarSpec.structural_tag({"type": "structural_tag", "format": {"type": "regex", "pattern": pattern}}),
+        GrammarSpec.structural_tag({"type": "structural_tag", "format": {"type": "grammar", "grammar": pattern}}),
+    ):
+        with pytest.raises(InvalidRequest, match=r"a repetition \{n,m\} may have counts up to 100000, not \d{1,32}\.$"):
+            await client.prepare(spec)
+
+
+async def test_numbers_that_count_nothing_pass() -> None:
+    """In brackets, quoted, without braces; and a count at the limit. A long constraint is looked at in a thread."""
+    compiler = FakeCompiler()
+    client = GrammarClient(compiler)
+    specs = [
+        *map(GrammarSpec.regex, (f"[{{{HUGE}}}]", f"\\{{{HUGE}}}", f"{HUGE}", f"a{{{MAX_COUNT}}}", f"a{{0,2}}{HUGE}")),
+        GrammarSpec.ebnf(f'root ::= "a{{{HUGE}}}" "{{" [{{{HUGE}}}]'),
+        GrammarSpec.regex("[{" * 50_000 + f"]{HUGE}"),
+    ]
+    for spec in specs:
+        await client.prepare(spec)
+    assert compiler.compiled == [spec.source for spec in specs]
+    with pytest.raises(InvalidRequest, match="lookaround"):
+        await client.prepare(GrammarSpec.regex("a" * 100_000 + "(?=b)"))
