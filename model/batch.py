@@ -22,7 +22,7 @@ from .grammar import Grammars
 from .row import COLUMNS, columns_of, reports
 from .sampling import SamplingRows
 from .shaping import Shaper, at_end, shaper_of
-from .work import StepWork
+from .work import StepWork, slots
 
 __all__ = ["KeptBatch", "StepWork"]
 
@@ -77,6 +77,9 @@ class KeptBatch:
 
     def work(self, plan: StepPlan) -> StepWork | None:
         """What is to be computed (part 5); None if nothing is. Changes nothing."""
+        decodes = self._decodes(plan)
+        if decodes is not None:
+            return decodes
         lengths = self._lengths(plan)
         rows = np.flatnonzero(lengths)
         if not rows.size:
@@ -93,7 +96,7 @@ class KeptBatch:
             query_lengths=lengths,
             context_lengths=contexts,
             tables=tuple(table[rows] for table in self._tables),
-            write_slots=tuple(self._slots(table, row_of_token, positions) for table in self._tables),
+            write_slots=self._slots(row_of_token, positions),
         )
         return StepWork(
             rows=rows,
@@ -105,6 +108,31 @@ class KeptBatch:
             scored=scored,
             pooled=pooled,
             pooled_tokens=pooled_tokens,
+        )
+
+    def _decodes(self, plan: StepPlan) -> StepWork | None:
+        """The same where every row computes its last known token, as in most steps; None where that is not so. The
+        kernels leave the caches cold, so each array more is felt between two steps."""
+        count = len(self)
+        if not count or plan.chunk_sequences or plan.num_tokens != count or self._num_pooling or self._num_scoring:
+            return None
+        columns = self._columns[:count]
+        positions, contexts = columns["computed"].copy(), columns["known"].copy()
+        if (contexts - positions != 1).any():
+            return None
+        rows = np.arange(count)
+        return StepWork(
+            rows=rows,
+            token_ids=columns["last_token"].copy(),
+            positions=positions,
+            layout=StepLayout(
+                query_lengths=np.ones(count, np.int64),
+                context_lengths=contexts,
+                tables=tuple(table[:count] for table in self._tables),
+                write_slots=self._slots(rows, positions),
+            ),
+            sampled_rows=rows,
+            sampled_tokens=rows,
         )
 
     def pooling(self, row: int) -> tuple[Pooling, int]:
@@ -120,6 +148,12 @@ class KeptBatch:
             return True
         columns = self._columns[rows]
         return bool(((columns["num_samples"] == 1) & (columns["num_candidates"] == 0)).all())
+
+    def takes_best(self, rows: Int64Array) -> bool:
+        """Each of these rows takes the most likely token of its logits as they are, and reports nothing but that. Where
+        any row of the batch asks for more, the answer is False."""
+        asks = self._num_special or self._num_shaped or self._num_reporting or self._waiting
+        return not asks and not self._columns["temperature"][rows].any()
 
     def num_samples(self, rows: Int64Array) -> Int64Array:
         """How many tokens each draws; more than one the first time only."""
@@ -329,19 +363,8 @@ class KeptBatch:
                 flat.append(np.arange(ends[i] - count, ends[i]))
         return tuple(pooled), np.concatenate(flat)
 
-    def _slots(self, table: Int32Array, rows: Int64Array, positions: Int64Array) -> Int64Array:
-        """The row of `KVTensors.rows` where each token is written."""
-        indexes = positions // self._block_size
-        blocks = table[rows, np.minimum(indexes, table.shape[1] - 1)]
-        bad = (blocks < 0) | (indexes >= table.shape[1])
-        if bad.any():
-            at = int(np.flatnonzero(bad)[0])
-            raise AssertionError(
-                f"sequence {self.sequence(int(rows[at]))} is to write position {positions[at]}, "
-                f"but its table has no block {indexes[at]}"
-            )
-        slots: Int64Array = blocks.astype(np.int64) * self._block_size + positions % self._block_size
-        return slots
+    def _slots(self, rows: Int64Array, positions: Int64Array) -> tuple[Int64Array, ...]:
+        return slots(self._tables, rows, positions, self._block_size, self.sequence)
 
     def _masked(self, rows: Int64Array, columns: npt.NDArray[np.void]) -> tuple[tuple[int, tuple[int, ...]], ...]:
         early = columns["known"] - columns["num_prompt_tokens"] < columns["min_tokens"]

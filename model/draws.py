@@ -41,6 +41,10 @@ def draw(logits: Tensor, batch: KeptBatch, rows: Int64Array, best: Best | None =
 
     `best` is where each row's largest logit is, if that is known.
     """
+    if best is not None and batch.takes_best(rows):
+        usable = np.isfinite(best.logits[: len(rows)])
+        if usable.all():
+            return Draws(rows=rows, tokens=best.tokens[: len(rows)], first=usable, failed_rows=rows[:0])
     raw = raw_logprobs(logits, batch, rows)
     shaped = batch.shapers(rows)
     if shaped:

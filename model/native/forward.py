@@ -7,15 +7,13 @@ slot or token that does not fit raises AssertionError and leaves the cache as it
 import ctypes
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..batch import StepWork
 from ..nucleus import use
-from ..sampling import Best
+from ..sampling import Best, Int64Array
 from .kv import NativeKV
 from .library import Step, check
 from .nucleus import NucleusKernel
@@ -35,6 +33,7 @@ class NativeForward:
         """Whether steps are timed operation by operation; see `Tape.take_seconds`."""
         self._width = padded(model.spec.vocab_size)
         self._logits = torch.empty(0, self._width)
+        self._columns = _Columns()
         self.states = np.empty((0, model.spec.hidden_size), np.float32)
         """`[len(work.pooled_tokens), hidden_size]` of the last call."""
         model.library.resize_pool(num_threads)
@@ -49,7 +48,17 @@ class NativeForward:
         best = Best(tokens=np.empty(num_sampled, np.int64), logits=np.empty(num_sampled, np.float32))
         tables = [np.ascontiguousarray(table) for table in layout.tables]
         states = np.empty((len(work.pooled_tokens), padded(self.model.spec.hidden_size)), np.float32)
-        table_pointers, slot_pointers = _pointers(tables), _pointers(layout.write_slots)
+        columns = (
+            work.token_ids,
+            work.positions,
+            layout.query_lengths,
+            layout.context_lengths,
+            work.sampled_tokens,
+            work.pooled_tokens,
+            *layout.write_slots,
+        )
+        token_ids, positions, query_lengths, context_lengths, sampled, pooled, *slots = self._columns.put(columns)
+        table_pointers, slot_pointers = _pointers([table.ctypes.data for table in tables]), _pointers(slots)
         threads = self.threads.choose(num_tokens)
         step = Step(
             num_tokens=num_tokens,
@@ -59,12 +68,12 @@ class NativeForward:
             table_width=tables[0].shape[1],
             threads=threads,
             profile=self.profile,
-            token_ids=work.token_ids.ctypes.data,
-            positions=work.positions.ctypes.data,
-            query_lengths=layout.query_lengths.ctypes.data,
-            context_lengths=layout.context_lengths.ctypes.data,
-            sampled=work.sampled_tokens.ctypes.data,
-            pooled=work.pooled_tokens.ctypes.data,
+            token_ids=token_ids,
+            positions=positions,
+            query_lengths=query_lengths,
+            context_lengths=context_lengths,
+            sampled=sampled,
+            pooled=pooled,
             tables=ctypes.addressof(table_pointers),
             slots=ctypes.addressof(slot_pointers),
             logits=self._logits.data_ptr(),
@@ -79,6 +88,26 @@ class NativeForward:
         return self._logits[:num_sampled, : self.model.spec.vocab_size], best
 
 
-def _pointers(arrays: Sequence[npt.NDArray[Any]]) -> "ctypes.Array[ctypes.c_void_p]":
-    """The arrays' addresses, one behind the other."""
-    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+def _pointers(addresses: Sequence[int]) -> "ctypes.Array[ctypes.c_void_p]":
+    """One behind the other."""
+    return (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+class _Columns:
+    """A step's columns of numbers, copied to where their addresses are known: numpy takes longer to say an array's
+    address than to copy a short one, and a decode waits for it."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty((0, 0), np.int64)
+        self._address = 0
+
+    def put(self, columns: Sequence[Int64Array]) -> list[int]:
+        """Their addresses, valid until the next call."""
+        longest = max(map(len, columns))
+        if len(columns) > self._memory.shape[0] or longest > self._memory.shape[1]:
+            self._memory = np.empty((len(columns), 2 * longest), np.int64)
+            self._address = self._memory.ctypes.data
+        for kept, column in zip(self._memory, columns, strict=False):
+            kept[: len(column)] = column
+        stride = self._memory.strides[0]
+        return [self._address + i * stride for i in range(len(columns))]
