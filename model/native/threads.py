@@ -2,7 +2,8 @@
 
 Pure. All cores are the first choice. Where a foreign thread runs on one of them, a small step is quicker on fewer: its
 phases wait for whoever has been descheduled in the middle of a chunk. So now and then a step tries another number, and
-the choice changes when that was clearly quicker.
+the choice changes when that was clearly quicker. A large step always gets all: beside a foreign thread fewer are no
+quicker there, and a try would let every stream stand still for as long again.
 """
 
 import attrs
@@ -11,6 +12,8 @@ PROBE_AFTER = 16
 """Steps until another number of threads is tried …"""
 PROBE_AFTER_MAX = 512
 """… and the most, as it grows while the choice stays right."""
+LARGE = 256
+"""From so many tokens on a step gets all threads."""
 CLEARLY = 0.85
 """The share of the present time that another number must stay below to be chosen."""
 MEMORY = 0.25
@@ -39,6 +42,8 @@ class ThreadChooser:
 
     def choose(self, num_tokens: int) -> int:
         """Threads for a step of so many tokens."""
+        if num_tokens >= LARGE:
+            return self.most
         bucket = self._bucket(num_tokens)
         if bucket.until_probe > 0 or len(self._options) == 1:
             return bucket.chosen
@@ -47,6 +52,8 @@ class ThreadChooser:
 
     def record(self, num_tokens: int, threads: int, seconds: float) -> None:
         """What the step took."""
+        if num_tokens >= LARGE:
+            return
         bucket, spent = self._bucket(num_tokens), seconds / num_tokens
         if threads == bucket.chosen:
             mean = bucket.mean_s.get(threads, spent)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triolet.model.native.threads import PROBE_AFTER, ThreadChooser
+from triolet.model.native.threads import LARGE, PROBE_AFTER, ThreadChooser
 
 
 def run(chooser: ThreadChooser, steps: int, seconds: dict[int, float], num_tokens: int = 1) -> list[int]:
@@ -53,6 +53,12 @@ def test_one_stalled_step_is_no_trend() -> None:
     run(chooser, PROBE_AFTER - 1, {1: 1.6, 2: 1.0})
     chooser.record(1, chooser.choose(1), 100.0)
     assert 2 in run(chooser, 3 * PROBE_AFTER, {1: 1.6, 2: 1.0})[-PROBE_AFTER:]
+
+
+def test_a_large_step_gets_all_threads_and_is_never_tried_with_fewer() -> None:
+    """With one thread of two a chunk of a prompt would take twice its time, and every stream would stand still."""
+    assert set(run(ThreadChooser(2), 1000, {1: 1.0, 2: 3.0}, LARGE)) == {2}
+    assert 1 in run(ThreadChooser(2), 1000, {1: 1.0, 2: 3.0}, LARGE - 1)
 
 
 @pytest.mark.parametrize("num_tokens", [64, 2048])
