@@ -20,10 +20,16 @@ from functools import partial
 import pytest
 import trio
 import trio.testing
+from hypothesis import HealthCheck, settings
 
 from .limits import REAL_LIMIT_S
 
 VIRTUAL_LIMIT_S = 1_000_000
+
+# An example of Hypothesis takes as long as it takes. The property tests have profiles of their own, as patient as this.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+if settings.default is None or settings.default.deadline is not None:
+    settings.load_profile("patient")
 
 
 @pytest.fixture

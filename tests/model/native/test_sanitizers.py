@@ -8,6 +8,8 @@ import pytest
 
 from triolet.model.native.build import SOURCES, find_compiler
 
+from ...limits import REAL_LIMIT_S
+
 HERE = Path(__file__).parent
 
 
@@ -18,7 +20,7 @@ def build_and_run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]
     command = [*find_compiler().command, "-std=c++17", "-pthread", "-w", "-I", str(SOURCES), *flags, *sources]
     built = subprocess.run([*command, "-o", str(binary)], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-2000:]
-    return subprocess.run([str(binary)], capture_output=True, text=True, timeout=300)
+    return subprocess.run([str(binary)], capture_output=True, text=True, timeout=4 * REAL_LIMIT_S)
 
 
 BUILDS = {
