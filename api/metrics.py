@@ -152,7 +152,7 @@ class Metrics(Collector):
         parts["plan"].observe(seen.plan_seconds)
         parts["forward"].observe(seen.forward_seconds)
         parts["sample"].observe(seen.sample_seconds)
-        parts["publish"].observe(seen.publish_seconds)
+        parts["publish"].observe(seen.commit_seconds + seen.publish_seconds)
 
     def detokenized(self, seconds: float) -> None:
         self._step_parts.parts["detokenize"].observe(seconds)

@@ -50,7 +50,8 @@ class Trace(NoObserver):
         self._span("plan", SCHEDULER, seen.begun, seen.plan_seconds, {"step": seen.step})
         self._span("step", DEVICE, max(sent, seen.landed - seen.device_seconds), seen.device_seconds, facts)
         self._span("sample", DEVICE, seen.landed - seen.sample_seconds, seen.sample_seconds, {})
-        self._span("publish", SCHEDULER, seen.landed, seen.publish_seconds, {"step": seen.step})
+        self._span("commit", SCHEDULER, seen.landed, seen.commit_seconds, {"step": seen.step})
+        self._span("publish", SCHEDULER, seen.said, seen.publish_seconds, {"step": seen.step})
         self._event(
             "C", "tokens of a step", seen.begun, args={"prefill": seen.num_prefill_tokens, "all": seen.num_tokens}
         )

@@ -71,7 +71,7 @@ Measured = list[tuple[StepShape, float]]
 
 
 class Watch(NoObserver):
-    """In front of the device: the shape of each step, and the time from its planning until it has been said."""
+    """In front of the device: the shape of each step, and the time from its planning until it has been taken in."""
 
     def __init__(self, device: Device) -> None:
         self.measured: Measured = []
@@ -89,7 +89,7 @@ class Watch(NoObserver):
         return await self._device.restore()
 
     def step(self, seen: StepSeen) -> None:
-        self.measured.append((self._shapes.pop(seen.step), seen.landed - seen.begun + seen.publish_seconds))
+        self.measured.append((self._shapes.pop(seen.step), seen.landed - seen.begun + seen.commit_seconds))
 
     def take(self) -> Measured:
         """What has been measured since the last call: the mean of steps that have one shape, or nearly. (The mean and

@@ -1,8 +1,8 @@
-"""The scheduler loop: once per step, drain the inbox, plan, send, await the result, commit, publish.
+"""The scheduler loop: once per step, drain the inbox, plan, send, publish, await the result, commit.
 
 Imports trio. It alone touches the scheduler. It never awaits a client or a tokenizer: the device and, when there is
-nothing to do, its own inbox are all it waits for. Aborts therefore act at step boundaries. What it publishes is put
-into the detokenizer's inbox, so the detokenizer works while the device computes the next step.
+nothing to do, its own inbox are all it waits for. Aborts therefore act at step boundaries. What came of a step
+is published when the next one is on its way, into the detokenizer's inbox: the device waits for neither.
 
 When a step fails, hangs, or takes the device with it, the loop goes on with everything but planning until the device is
 back (`recovery.py`): messages are taken in, deadlines pass, ends are said.
@@ -87,7 +87,6 @@ class SchedulerLoop:
                 await (self._land() if self._in_flight else race(self._rest, self._device.watch))
             except DeviceFailed as failure:
                 await self._recover(failure)
-            self._say()
 
     def _drain(self) -> None:
         """Take in what has come since the last step boundary, in its order."""
@@ -136,6 +135,7 @@ class SchedulerLoop:
             self._got_on_at = self._clock()
             self._times.landed(result, self._got_on_at)
             self._scheduler.commit(result, self._got_on_at)
+            self._times.committed(self._clock())
             self._recovery.landed()
 
     async def _wait_for_a_hanging_step(self) -> StepResult | None:
@@ -193,7 +193,8 @@ class SchedulerLoop:
             await self._inbox.wait()
 
     def _say(self) -> None:
+        begun = self._clock()
         events = self._scheduler.take_events()
         if not events.empty:
             self._publish(events)
-        self._times.said(self._clock())
+        self._times.said(begun, self._clock())

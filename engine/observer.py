@@ -123,8 +123,12 @@ class StepSeen:
     device_seconds: float
     """On the device, sampling included."""
     sample_seconds: float
+    commit_seconds: float
+    """To take the result in."""
+    said: float
+    """The moment when the loop began to say what came of it; the next plan is out by then."""
     publish_seconds: float
-    """To take the result in and to say what came of it."""
+    """To say it."""
 
     @property
     def forward_seconds(self) -> float:

@@ -3,6 +3,7 @@
 Pure. It is told the moments and reads no clock.
 """
 
+import math
 from collections import deque
 
 import attrs
@@ -18,6 +19,7 @@ class _Landed:
     sent: float
     result: StepResult
     at: float
+    committed: float = math.nan
 
 
 class StepTimes:
@@ -36,12 +38,17 @@ class StepTimes:
         """The oldest plan's result came."""
         self._landed = _Landed(*self._sent.popleft(), result, at)
 
+    def committed(self, at: float) -> None:
+        """What has landed is taken in."""
+        if self._landed is not None:
+            self._landed = attrs.evolve(self._landed, committed=at)
+
     def lost(self) -> None:
         """What is in flight never lands."""
         self._sent.clear()
 
-    def said(self, at: float) -> None:
-        """What came of it has been said: the observer hears of the step."""
+    def said(self, begun: float, at: float) -> None:
+        """What came of it has been said, between these moments: the observer hears of the step."""
         landed = self._landed
         if landed is None:
             return
@@ -57,6 +64,8 @@ class StepTimes:
             plan_seconds=landed.sent - landed.begun,
             device_seconds=landed.result.seconds,
             sample_seconds=landed.result.sample_seconds,
-            publish_seconds=at - landed.at,
+            commit_seconds=landed.committed - landed.at,
+            said=begun,
+            publish_seconds=at - begun,
         )
         self._observer.step(seen)

@@ -148,7 +148,9 @@ def test_a_step_is_split_into_its_parts() -> None:
             plan_seconds=0.002,
             device_seconds=0.5,
             sample_seconds=0.1,
-            publish_seconds=0.004,
+            commit_seconds=0.001,
+            said=0.0,
+            publish_seconds=0.003,
         )
     )
     metrics.detokenized(0.008)

@@ -34,6 +34,8 @@ def seen(step: int) -> StepSeen:
         plan_seconds=0.0,
         device_seconds=0.2,
         sample_seconds=0.0,
+        commit_seconds=0.0,
+        said=0.0,
         publish_seconds=0.0,
     )
 
