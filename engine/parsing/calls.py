@@ -73,15 +73,19 @@ class ToolFormat(ABC):
         return written(name, arguments)
 
 
+MOST_FORCED = 16
+"""Calls of an answer that must call: a model that does not know how to end goes on calling otherwise, to its last
+token."""
+
+
 def calls_of(tags: list[dict[str, Any]], *, separator: str, several: bool) -> dict[str, Any]:
-    """The grammar of one of these calls or, with `several`, of one or more with `separator` between them."""
-    return {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": separator,
-        "at_least_one": True,
-        "stop_after_first": not several,
-    }
+    """The grammar of one of these calls or, with `several`, of 1 to `MOST_FORCED` with `separator` between them."""
+    one = {"type": "or", "elements": tags} if len(tags) > 1 else tags[0]
+    if not several:
+        return one
+    more = {"type": "sequence", "elements": [{"type": "const_string", "value": separator}, one]} if separator else one
+    repeated = {"type": "repeat", "content": more, "min": 0, "max": MOST_FORCED - 1}
+    return {"type": "sequence", "elements": [one, repeated]}
 
 
 MAX_SPACE = 1

@@ -158,9 +158,9 @@ async def test_a_template_without_tools_gets_them_in_the_systems_message() -> No
 GRAMMARS: list[tuple[dict[str, Any], list[str]]] = [
     ({"tool_choice": "auto"}, []),
     ({"tool_choice": "none"}, []),
-    ({"tool_choice": NAMED}, ["tags_with_separator", "get_weather", '"stop_after_first":true']),
-    ({"tool_choice": "required"}, ["tags_with_separator", "get_weather", "now", '"stop_after_first":false']),
-    ({"tool_choice": "required", "parallel_tool_calls": False}, ['"stop_after_first":true']),
+    ({"tool_choice": NAMED}, ["get_weather", '"type":"tag"']),
+    ({"tool_choice": "required"}, ["get_weather", "now", '"type":"repeat"', '"max":15']),
+    ({"tool_choice": "required", "parallel_tool_calls": False}, ['"format":{"type":"or"']),
     ({"response_format": {"type": "json_object"}}, ['"type":"or"', "get_weather"]),
     (
         {"tools": [{"type": "function", "function": {**WEATHER["function"], "strict": True}}]},  # type: ignore[dict-item]

@@ -16,6 +16,7 @@ from triolet.engine.core.events import FinishReason
 from triolet.engine.core.grammar import MARKS, GrammarSpec
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.parsing import REASONING_FORMATS, TOOL_FORMATS, AnswerParser, Function, collect, formats_of
+from triolet.engine.parsing.calls import MOST_FORCED
 from triolet.model.grammar import Grammars, grammars_of
 from triolet.model.llama import LlamaModel
 from triolet.model.source import ModelSource
@@ -111,6 +112,26 @@ def test_a_function_without_parameters_is_called_without(
         found = parsed(FORMATS[name], functions, builtin_tokenizer.decode(tokens))
         assert found.calls
         assert json.loads(found.calls[0].arguments) == {}
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, MOST_FORCED, MOST_FORCED + 1])
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_that_are_asked_for_come_to_an_end(
+    grammars: Grammars, builtin_tokenizer: ChatTokenizer, name: str, num_calls: int
+) -> None:
+    """One more than the most would be the way of a model that does not know how to stop."""
+    functions = [Function(name="now"), Function(name="get_time")]
+    spec = spec_of(FORMATS[name].forced(functions, several=True))
+    said = [FORMATS[name].written(functions[number % 2].name, {}) for number in range(num_calls)]
+    front, separator, behind = {
+        "pythonic": ("[", ", ", "]"),
+        "mistral": ("[TOOL_CALLS][", ", ", "]"),
+        "mistral, named": ("", "", ""),
+        "llama3_json": ("", "; ", ""),
+    }.get(name, ("", "\n", ""))
+    text = front + separator.join(one.removeprefix(front).removesuffix(behind) for one in said) + behind
+    assert len(parsed(FORMATS[name], functions, text).calls) == num_calls
+    assert follows(grammars, builtin_tokenizer, spec, text) == (num_calls <= MOST_FORCED)
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "mistral, named", "qwen3_coder"])
