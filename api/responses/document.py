@@ -46,9 +46,9 @@ class Asked:
 
 
 class Response:
-    """A response. `keep` is told when it has ended."""
+    """A response. `keep` is told when it has ended, and says whether it can be read from now on."""
 
-    def __init__(self, asked: Asked, spelling: Spelling, keep: "Callable[[Response], None]") -> None:
+    def __init__(self, asked: Asked, spelling: Spelling, keep: "Callable[[Response], bool]") -> None:
         self.asked = asked
         self.status = "queued" if asked.background else "in_progress"
         self._spelling = spelling
@@ -63,6 +63,7 @@ class Response:
         self._completed: int | None = None
         self._is_known = False
         """Its client has its id."""
+        self._is_kept = asked.store
 
     # The format.
 
@@ -138,7 +139,7 @@ class Response:
             "model": asked.model,
             "output": self._output.described(),
             "previous_response_id": asked.previous,
-            "store": asked.store,
+            "store": self._is_kept,
             **asked.echo,
             "usage": self._usage() if self.status in FINAL else None,
         }
@@ -163,7 +164,7 @@ class Response:
         if status == "completed":
             self._completed = int(time.time())
         events = self._output.end("completed" if status == "completed" else "incomplete")
-        self._keep(self)
+        self._is_kept = self._keep(self)
         return events
 
     def _told(self, type_: str) -> bytes:

@@ -60,15 +60,17 @@ class Responses:
             del self._running[key]
             running.ended.set()
 
-    def keep(self, response: Response) -> None:
-        """It has ended: store it, unless that is not wanted, or it was deleted meanwhile."""
+    def keep(self, response: Response) -> bool:
+        """It has ended: store it, unless that is not wanted, or it was deleted meanwhile. False: it is not stored, for
+        one of these reasons or because it is larger than the store."""
         key = (response.asked.caller, response.asked.id)
         running = self._running.get(key)
         is_deleted = running is not None and running.is_deleted
-        if response.asked.store and response.is_known and not is_deleted:
-            self._store.put(key, response.stored(), now_s=trio.current_time())
+        is_wanted = response.asked.store and response.is_known and not is_deleted
+        is_kept = is_wanted and self._store.put(key, response.stored(), now_s=trio.current_time())
         if running is not None:
             running.ended.set()  # Its client may still be reading.
+        return is_kept
 
     def chain(self, caller: str, response_id: str) -> list[Stored]:
         """A stored response that has ended, and all that it continues, in order. Raises NotFound or InvalidRequest."""

@@ -247,3 +247,25 @@ async def test_the_store_has_a_size() -> None:
         assert await stored_ids(rig, [body["id"]]) == []
         error = error_of(await rig.post(PATH, asked(background=True)))
         assert "--response-store-size" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("size", "is_kept"), [(0, False), (3000, False), (100_000, True)])
+async def test_what_is_larger_than_the_store_says_that_it_was_not_kept(stream: bool, size: int, is_kept: bool) -> None:
+    """`store` of the whole response is false then, and reading it is a 404; a stream begins with what was asked for."""
+    async with serving(response_store_size=size) as rig:
+        answer = await rig.post(PATH, asked(input="Hi " * 1000, stream=stream))
+        assert answer.status_code == 200
+        if stream:
+            events = events_of(answer.text)
+            assert events[0]["response"]["store"] is True
+            body = events[-1]["response"]
+        else:
+            body = answer.json()
+        assert (body["status"], body["store"]) == ("completed", is_kept)
+        read = await rig.client.get(f"{PATH}/{body['id']}")
+        assert read.status_code == (200 if is_kept else 404)
+        if is_kept:
+            assert read.json() == body
+        again = await rig.post(PATH, asked(previous_response_id=body["id"]))
+        assert again.status_code == (200 if is_kept else 404)
