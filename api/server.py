@@ -49,7 +49,13 @@ TURNED_AWAY = b"HTTP/1.1 503 \r\n%b\r\n\r\n%b" % (
     ),
     _TOO_MANY,
 )
-"""What a connection too many is told, without a task or a parser spent on it."""
+"""What a connection too many is told, without a parser spent on it."""
+
+LINGER_S = 2.0
+LINGER_BYTES = 4 << 20
+MAX_LINGERING = 32
+"""What it has sent is read and dropped after that, for so long, so much, and of so many at a time: where bytes are left
+unread the close is a reset, and a reset may overtake the answer."""
 
 
 def hypercorn_config(config: ServerConfig) -> Config:
@@ -125,6 +131,7 @@ class Server:
         self._context = WorkerContext(None)
         self._accepting = trio.CancelScope()
         self._connections: trio.Nursery | None = None
+        self._num_lingering = 0
         self._stopped = trio.Event()
 
     @property
@@ -175,11 +182,8 @@ class Server:
         self._stopped.set()
 
     async def _handle(self, app: ASGIWrapper, door: Door, stream: trio.SocketStream) -> None:
-        if self.num_connections > self._max_connections:
-            with suppress(OSError):
-                if self._tls is None:
-                    os.write(stream.socket.fileno(), TURNED_AWAY)
-            await stream.aclose()
+        if self.num_connections - self._num_lingering > self._max_connections:
+            await self._turn_away(stream)
             return
         if self._tls is None and await refuse_at(door, stream):
             return
@@ -187,6 +191,27 @@ class Server:
         if self._tls is not None:
             transport = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         await Connection(self._policy, app, self._config, self._context, transport).run()
+
+    async def _turn_away(self, stream: trio.SocketStream) -> None:
+        """Say so, unless TLS is spoken, and see to it that it can be heard."""
+        with suppress(OSError):
+            if self._tls is None:
+                os.write(stream.socket.fileno(), TURNED_AWAY)
+                if self._num_lingering < MAX_LINGERING:
+                    stream.socket.shutdown(socket.SHUT_WR)
+                    await self._linger(stream)
+        await stream.aclose()
+
+    async def _linger(self, stream: trio.SocketStream) -> None:
+        """Drop what the client has sent, and still sends, until it closes."""
+        self._num_lingering += 1
+        try:
+            num_left = LINGER_BYTES
+            with trio.move_on_after(LINGER_S):
+                while num_left > 0 and (data := await stream.socket.recv(65536)):
+                    num_left -= len(data)
+        finally:
+            self._num_lingering -= 1
 
     def cut(self) -> None:
         """No write waits any more, not even those that a cancellation cannot reach: for an end at once."""

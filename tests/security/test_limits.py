@@ -10,7 +10,9 @@ import trio
 import trio.testing
 
 from tests.api.fake_engine import FakeEngine
-from tests.api.rig import Rig, chat, error_of, read_to_end, serving
+from tests.api.rig import Rig, chat, error_of, raw_post, read_to_end, serving
+from triolet.api import server as server_module
+from triolet.api.server import TURNED_AWAY
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -145,6 +147,53 @@ async def test_a_connection_too_many_is_turned_away() -> None:
             await stream.aclose()
         await rig.wait_closed()
         assert (await rig.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10_000, 3_000_000])
+async def test_who_is_turned_away_is_told_whatever_it_has_sent(num_bytes: int) -> None:
+    """Bytes that nobody reads would make the close a reset, and a reset may overtake the answer: it comes whole, to
+    several at once, with the end of the connection behind it, whether or not the client reads while it sends."""
+    async with serving(max_connections=1) as rig, await rig.connect() as held:
+        await held.send_all(HEALTH)
+        await held.receive_some()
+        told: list[bytes] = []
+
+        async def ask() -> None:
+            async with await rig.connect() as stream:
+                await stream.send_all(raw_post("/v1/completions", {"prompt": "a" * num_bytes}))
+                answer = b""
+                while data := await stream.receive_some(65536):  # a reset would raise
+                    answer += data
+                told.append(answer)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(ask)
+        assert told == [TURNED_AWAY] * 8
+        while rig.run.server.num_connections > 1:
+            await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def test_who_lingers_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were turned away and stay count as no connections, and are few; the others are closed at once."""
+    monkeypatch.setattr(server_module, "MAX_LINGERING", 2)
+    monkeypatch.setattr(server_module, "LINGER_S", 1000)
+    async with serving(max_connections=1) as rig:
+        async with await rig.connect() as held:
+            await held.send_all(HEALTH)
+            await held.receive_some()
+            away = [await rig.connect() for _ in range(5)]
+            assert [await read_to_end(stream) for stream in away] == [TURNED_AWAY] * 5
+            while rig.run.server.num_connections > 3:
+                await trio.testing.wait_all_tasks_blocked(0.001)
+        while rig.run.server.num_connections > 2:
+            await trio.testing.wait_all_tasks_blocked(0.001)
+        async with await rig.connect() as stream:
+            await stream.send_all(HEALTH)
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+        for stream in away:
+            await stream.aclose()
+        await rig.wait_closed()
 
 
 HUGE = [
