@@ -18,7 +18,7 @@ from .batch.cli import run_batch
 from .bench.cli import app as bench
 from .config import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerConfig, parse_size
 from .config_file import apply_config_file
-from .planning import PlanOptions
+from .planning import MachineOptions, PlanOptions
 from .simulating import SimulateOptions
 
 SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size", "--response-store-size", "--memory", "--activations")
@@ -53,6 +53,7 @@ _MACHINE = Group.create_ordered("Machine")
 SERVER_DEFAULTS = ServerConfig()
 ENGINE_DEFAULTS = EngineConfig()
 PLAN_DEFAULTS = PlanOptions()
+MACHINE_DEFAULTS = MachineOptions()
 SIMULATE_DEFAULTS = SimulateOptions()
 
 
@@ -118,7 +119,7 @@ def simulate(
     /,
     *,
     load: Annotated[SimulateOptions, Parameter(name="*", group=_LOAD)] = SIMULATE_DEFAULTS,
-    machine: Annotated[PlanOptions, Parameter(name="*", group=_MACHINE)] = PLAN_DEFAULTS,
+    machine: Annotated[MachineOptions, Parameter(name="*", group=_MACHINE)] = MACHINE_DEFAULTS,
 ) -> int:
     """A load on a machine that need not be there: the real scheduler and allocator, and a formula for the device.
 

@@ -19,8 +19,8 @@ Numbers = Annotated[tuple[int, ...], Parameter(negative=(), consume_multiple=Tru
 
 
 @attrs.frozen(kw_only=True)
-class PlanOptions:
-    """Which machine, and what to count."""
+class MachineOptions:
+    """Which machine, and what of it a model may take."""
 
     gpu: str | None = None
     """A GPU by its name (H100, A100-80GB, L4, …): its memory, bandwidth and arithmetic."""
@@ -40,10 +40,6 @@ class PlanOptions:
     """The type of the KV cache; auto is that of the weights, or the checkpoint's where they have fewer bits."""
     block_size: int = 16
     """Tokens in a KV block."""
-    lengths: Numbers = (512, 2048, 8192)
-    """Lengths of sequences, prompt and answer together."""
-    batch_sizes: Numbers = (1, 8, 32, 128)
-    """Sequences that decode together."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print JSON instead of the table."""
 
@@ -52,16 +48,27 @@ class PlanOptions:
             raise ConfigurationError(
                 f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}."
             )
-        for flag, numbers in (
-            ("--block-size", (self.block_size,)),
-            ("--lengths", self.lengths),
-            ("--batch-sizes", self.batch_sizes),
-        ):
+        if self.block_size < 1:
+            raise ConfigurationError("--block-size must be at least 1.")
+
+
+@attrs.frozen(kw_only=True)
+class PlanOptions(MachineOptions):
+    """And what to count."""
+
+    lengths: Numbers = (512, 2048, 8192)
+    """Lengths of sequences, prompt and answer together."""
+    batch_sizes: Numbers = (1, 8, 32, 128)
+    """Sequences that decode together."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        for flag, numbers in (("--lengths", self.lengths), ("--batch-sizes", self.batch_sizes)):
             if min(numbers, default=0) < 1:
                 raise ConfigurationError(f"{flag} must be at least 1.")
 
 
-def hardware_of(options: PlanOptions) -> Hardware:
+def hardware_of(options: MachineOptions) -> Hardware:
     """The machine that the options describe. Raises ConfigurationError."""
     own = Hardware(name="this machine", memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     if options.gpu is not None:
@@ -76,7 +83,7 @@ def hardware_of(options: PlanOptions) -> Hardware:
     )
 
 
-def make_estimate(shape: Shape, options: PlanOptions, *, model_dtype: str) -> tuple[Estimate, str, str]:
+def make_estimate(shape: Shape, options: MachineOptions, *, model_dtype: str) -> tuple[Estimate, str, str]:
     """With the types of the weights and of the KV cache. Raises ConfigurationError."""
     dtype = model_dtype if options.dtype == "auto" else options.dtype
     kv_dtype = options.kv_cache_dtype

@@ -7,6 +7,8 @@ from typing import Any
 import attrs
 import pytest
 
+from tests.house.test_laws import ROOT
+from triolet import __version__
 from triolet.api import serve as serving
 from triolet.api.cli import main
 from triolet.api.config import ServerConfig, parse_size
@@ -188,3 +190,13 @@ def test_help_names_every_flag_and_needs_neither_torch_nor_a_server() -> None:
     for field in (*attrs.fields(EngineConfig), *attrs.fields(ServerConfig)):
         assert "--" + field.name.replace("_", "-") in result.stdout
     assert result.stdout.endswith("[]\n")
+
+
+def test_the_package_is_the_command_too() -> None:
+    """`python -m triolet`, for where the command is not on the path."""
+    command = [sys.executable, "-m", "triolet"]
+    said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert said.stdout.strip() == __version__
+    refused = subprocess.run([*command, "serve", "--port", "x"], capture_output=True, text=True, cwd=ROOT)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--port" in refused.stderr

@@ -131,3 +131,11 @@ def test_measured_costs_take_the_roofline_s_place(
         assert status == 2
         assert f"--costs {costs} is not what bench.agreement writes: " in err
         assert message in err
+
+
+@pytest.mark.parametrize("flags", ["--lengths 512", "--batch-sizes 1"])
+def test_what_only_a_plan_counts_is_no_flag_here(model: str, flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that changed nothing would be taken for one that does."""
+    status, _, error = simulate(capsys, model, *flags.split())
+    assert status == 2
+    assert flags.split()[0] in error
