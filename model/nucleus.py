@@ -8,7 +8,6 @@ Whole rows are worked on in arrays that are kept: fresh ones of megabytes cost m
 """
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,20 +25,7 @@ _EVERY = 16
 _CHUNK = 256
 """Weights are summed in chunks of this many in float32, the chunks in float64."""
 
-Kernel = Callable[[Float32Array, Float32Array, Int64Array, Float64Array], None]
-"""Of weights `[n, width]`, which are exp(scaled) or 0, these rows keep the largest that together have their top_p."""
-
 _kept = threading.local()
-
-
-def use(kernel: Kernel | None) -> None:
-    """From now on this thread cuts with it; None: with numpy."""
-    _kept.kernel = kernel
-
-
-def kernel() -> Kernel | None:
-    """What this thread cuts with, where it has something better than numpy."""
-    return getattr(_kept, "kernel", None)
 
 
 def kept(name: str, shape: tuple[int, ...], dtype: type = np.float32) -> npt.NDArray[np.generic]:

@@ -7,6 +7,9 @@ among them is ever chosen; one uniform number for each token then picks from the
 The uniform number is a hash of (seed, position): it knows nothing of the batch, the step or the draws before. Sums run
 in float64 along a row, so that a row's token does not depend on its neighbours. Greedy rows take the largest logit,
 ties to the lowest id.
+
+What is written here is the law, for any device. A thread that runs the native kernels has them follow it instead
+(`native/sampling.cpp`); rounding apart they choose the same tokens.
 """
 
 import attrs
@@ -15,7 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .nucleus import keep_from, kept, kernel, top_p_threshold
+from .nucleus import keep_from, kept, top_p_threshold
+from .row_kernels import kernels_for
 from .topk import largest as most_likely
 
 Int64Array = npt.NDArray[np.int64]
@@ -65,12 +69,16 @@ def sample(logits: Tensor, rows: SamplingRows, best: Best | None = None) -> tupl
     """
     for row, tokens in rows.masked:
         logits[row, list(tokens)] = float("-inf")
-    known = best is not None and not rows.masked
-    largest = torch.from_numpy(best.logits[: len(logits)]) if best is not None and known else logits.amax(-1)
+    if rows.masked:
+        best = None  # it may be masked
+    kernels = kernels_for(logits)
+    if kernels is not None and (best is None or rows.temperature.any()):
+        return kernels.sample(logits, rows, uniforms(rows.seeds, rows.positions), best)
+    largest = logits.amax(-1) if best is None else torch.from_numpy(best.logits[: len(logits)])
     usable = torch.isfinite(largest).cpu().numpy()
     chosen = np.zeros(len(logits), np.int64) if best is None else best.tokens[: len(logits)].copy()
     greedy = np.flatnonzero((rows.temperature == 0) & usable)
-    if greedy.size and not known:
+    if greedy.size and best is None:
         chosen[greedy] = _take(logits, greedy).max(-1).indices.cpu().numpy()  # the first of equals
     drawn = np.flatnonzero((rows.temperature > 0) & usable)
     if drawn.size:
@@ -170,14 +178,11 @@ def _draw_from_all(logits: Tensor, largest: Tensor, rows: SamplingRows, drawn: I
 
 def _keep_nuclei(scaled: Tensor, weights: Tensor, floor: Tensor, limited: Int64Array, share: Float64Array) -> None:
     """top_p on these rows of weights. Changes `floor` too."""
-    device, cut = scaled.device, kernel()
-    if cut is not None and device.type == "cpu":
-        cut(weights.numpy(), scaled.numpy(), limited, share)
-    else:
-        top_p = torch.from_numpy(share).to(device)
-        least = _top_p_threshold(_take(scaled, limited), _take(weights, limited), _take(floor, limited), top_p)
-        floor[torch.from_numpy(limited).to(device)] = least
-        _cut(weights, scaled, floor)
+    device = scaled.device
+    top_p = torch.from_numpy(share).to(device)
+    least = _top_p_threshold(_take(scaled, limited), _take(weights, limited), _take(floor, limited), top_p)
+    floor[torch.from_numpy(limited).to(device)] = least
+    _cut(weights, scaled, floor)
 
 
 def _exp(scaled: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from ..engine.core.params import SamplingParams
 from ..engine.core.plan import JoinedSequence
 from ..engine.core.thinking import ThinkingTracker
 from .grammar import Grammars, Matcher
+from .row_kernels import kernels_for
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -220,16 +221,22 @@ def _keep(row: Tensor, allowed: Tensor) -> None:
 
 
 def _penalise(logits: Tensor, penalised: Sequence[tuple[int, Shaper, SeenTokens]]) -> None:
-    device = logits.device
-    lengths = [len(seen.ids) for _, _, seen in penalised]
-    index = _index([(place, seen.ids) for place, _, seen in penalised], device)
-    counts = torch.from_numpy(np.concatenate([seen.counts for _, _, seen in penalised])).to(device)
+    lengths = np.array([len(seen.ids) for _, _, seen in penalised])
+    ids = np.concatenate([seen.ids for _, _, seen in penalised])
+    counts = np.concatenate([seen.counts for _, _, seen in penalised])
+    places = np.array([place for place, _, _ in penalised])
     each = np.array([shaper.penalties for _, shaper, _ in penalised], np.float32)
+    if (kernels := kernels_for(logits)) is not None:
+        kernels.penalise(logits, places, lengths, ids, counts, each)
+        return
+    device = logits.device
+    index = torch.from_numpy(places.repeat(lengths)).to(device), torch.from_numpy(ids).to(device)
     repetition, frequency, presence = torch.from_numpy(each.repeat(lengths, 0).T.copy()).to(device)
+    times = torch.from_numpy(counts).to(device)
     values = logits[index]
     values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= frequency * counts
-    values -= presence * (counts > 0)
+    values -= frequency * times
+    values -= presence * (times > 0)
     logits[index] = values
 
 

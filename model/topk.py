@@ -1,11 +1,13 @@
 """The largest values of each row, in much less time than `Tensor.topk` on a CPU takes for a whole vocabulary.
 
-Imports torch alone. Rows are looked at in blocks: the `k` blocks with the largest maxima hold the `k` largest values,
-so only those are sorted.
+Imports torch, and asks for native kernels. Rows are looked at in blocks: the `k` blocks with the largest maxima hold
+the `k` largest values, so only those are sorted.
 """
 
 import torch
 from torch import Tensor
+
+from .row_kernels import kernels_for
 
 _BLOCK = 32
 """Values of a block: those whose places are equal modulo the number of blocks, so that maxima are taken in lanes."""
@@ -17,6 +19,9 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Of several that equal the last of the `k`, any may have been left out. `k` is at most the width. No row may hold a
     NaN.
     """
+    kernels = kernels_for(values)
+    if kernels is not None:
+        return kernels.largest(values, k)
     num_rows, width = values.shape
     num_blocks = width // _BLOCK
     whole = num_blocks * _BLOCK

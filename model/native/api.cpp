@@ -3,7 +3,7 @@
 // A function that can refuse answers a sentence, or null; it is valid until the thread's next call. Nothing here throws.
 #include <exception>
 
-#include "nucleus.h"
+#include "sampling.h"
 #include "tape.h"
 
 using namespace triolet;
@@ -33,8 +33,9 @@ extern "C" {
 
 // Sizes of the structs that are mirrored in Python, and what the kernels were built for.
 int triolet_size_of(int which) {
-  const int sizes[] = {(int)sizeof(Op), (int)sizeof(BufferShape), (int)sizeof(ModelShape), (int)sizeof(Step)};
-  return which >= 0 && which < 4 ? sizes[which] : -1;
+  const int sizes[] = {(int)sizeof(Op), (int)sizeof(BufferShape), (int)sizeof(ModelShape), (int)sizeof(Step),
+                       (int)sizeof(Sampling)};
+  return which >= 0 && which < 5 ? sizes[which] : -1;
 }
 
 const char* triolet_kernels() {
@@ -156,15 +157,40 @@ const char* triolet_run(Tape* tape, const Step* step) {
   return guarded([&] { return tape->run(*step); });
 }
 
-// See nucleus.h; `num_rows` are there.
-const char* triolet_keep_nucleus(float* weights, int64_t weight_stride, const float* scaled, int64_t scaled_stride,
-                                 int num_rows, int width, int count, const int64_t* rows, const double* shares,
-                                 int threads) {
+// See sampling.h.
+const char* triolet_sample(const Sampling* rows) {
   return guarded([&]() -> std::string {
-    if (width < 1) return "rows without weights";
-    for (int i = 0; i < count; i++)
-      if (rows[i] < 0 || rows[i] >= num_rows) return "no such row";
-    keep_nucleus(Pool::shared(), threads, {weights, weight_stride, scaled, scaled_stride, width}, rows, shares, count);
+    if (rows->num_rows < 1 || rows->width < 1) return "no logits have such a shape";
+    sample(Pool::shared(), *rows);
+    return "";
+  });
+}
+
+// `lengths` of `ids` and of `counts` for each of `count` rows.
+const char* triolet_penalise(float* logits, int64_t stride, int num_rows, int width, int count, const int64_t* rows,
+                             const int64_t* lengths, const int64_t* ids, const float* counts, const float* penalties) {
+  return guarded([&]() -> std::string {
+    int64_t end = 0;
+    for (int i = 0; i < count; i++) {
+      if (rows[i] < 0 || rows[i] >= num_rows || lengths[i] < 0) return "no such row";
+      end += lengths[i];
+    }
+    for (int64_t i = 0; i < end; i++)
+      if (ids[i] < 0 || ids[i] >= width) return "no such token";
+    for (int i = 0; i < count; i++, penalties += 3) {
+      penalise(logits + rows[i] * stride, lengths[i], ids, counts, {penalties[0], penalties[1], penalties[2]});
+      ids += lengths[i], counts += lengths[i];
+    }
+    return "";
+  });
+}
+
+// The k largest of each row, falling, ties by id.
+const char* triolet_largest(const float* values, int64_t stride, int num_rows, int width, int k, float* found,
+                            int64_t* ids, int threads) {
+  return guarded([&]() -> std::string {
+    if (width < 1 || k < 1 || k > width) return "rows have no so many values";
+    largest(Pool::shared(), threads, {values, stride, num_rows, width}, k, found, ids);
     return "";
   });
 }

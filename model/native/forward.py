@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from ..batch import StepWork
-from ..nucleus import use
+from ..row_kernels import use
 from ..sampling import Best, Int64Array
 from .kv import NativeKV
 from .library import Step, check
-from .nucleus import NucleusKernel
+from .sampling import NativeSampler
 from .tape import Tape
 from .threads import ThreadChooser
 from .weights import NativeModel, padded
@@ -37,7 +37,7 @@ class NativeForward:
         self.states = np.empty((0, model.spec.hidden_size), np.float32)
         """`[len(work.pooled_tokens), hidden_size]` of the last call."""
         model.library.resize_pool(num_threads)
-        use(NucleusKernel(model.library, num_threads=num_threads))
+        use(NativeSampler(model.library, num_threads=num_threads))
 
     def __call__(self, work: StepWork) -> tuple[torch.Tensor, Best]:
         """Logits `[len(work.sampled_tokens), vocab_size]`, valid until the next call, and each row's largest."""

@@ -113,6 +113,27 @@ class Step(ctypes.Structure):
     )
 
 
+class Sampling(ctypes.Structure):
+    """`Sampling` of sampling.h."""
+
+    _fields_ = (
+        ("num_rows", c_int32),
+        ("width", c_int32),
+        ("stride", c_int32),
+        ("threads", c_int32),
+        ("logits", c_void_p),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("uniform", c_void_p),
+        ("best", c_void_p),
+        ("best_logits", c_void_p),
+        ("tokens", c_void_p),
+        ("usable", c_void_p),
+    )
+
+
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "size_of": (c_int, (c_int,)),
     "kernels": (c_char_p, ()),
@@ -136,10 +157,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_char_p,
         (POINTER(c_void_p), POINTER(ModelShape), POINTER(Op), c_int, POINTER(BufferShape), c_int, c_void_p),
     ),
-    "keep_nucleus": (
-        c_char_p,
-        (c_void_p, c_int64, c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_void_p, c_int),
-    ),
+    "sample": (c_char_p, (POINTER(Sampling),)),
+    "penalise": (c_char_p, (c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 5)),
+    "largest": (c_char_p, (c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_void_p, c_int)),
     "free_tape": (None, (c_void_p,)),
     "run": (c_char_p, (c_void_p, POINTER(Step))),
     "take_seconds": (None, (c_void_p, POINTER(c_double))),
@@ -160,7 +180,7 @@ class Library:
                 setattr(self, name, function)
         except (OSError, AttributeError) as error:
             raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from None
-        for which, struct in enumerate((Op, BufferShape, ModelShape, Step)):
+        for which, struct in enumerate((Op, BufferShape, ModelShape, Step, Sampling)):
             if self.size_of(which) != ctypes.sizeof(struct):
                 raise NativeUnavailable(f"the compiled kernels have another layout of {struct.__name__}")
 

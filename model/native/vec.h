@@ -78,6 +78,24 @@ INLINE f32x16 only(f32x16 x, int low, int high) {
   return (f32x16)((i32x16)x & ((lane >= low) & (lane < high)));
 }
 
+// Stores those lanes of `a` and of `b` whose mask is set, one behind the other; how many. Writes all sixteen places.
+template <class B, class ToB>
+INLINE int keep_lanes(float* to_a, ToB* to_b, f32x16 a, B b, i32x16 mask) {
+#if defined(__AVX512F__)
+  const __mmask16 kept = _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+  _mm512_storeu_ps(to_a, _mm512_maskz_compress_ps(kept, (__m512)a));
+  _mm512_storeu_si512(to_b, _mm512_maskz_compress_epi32(kept, (__m512i)b));
+  return __builtin_popcount(kept);
+#else
+  int count = 0;
+  for (int i = 0; i < LANES; i++) {
+    to_a[count] = a[i], to_b[count] = b[i];
+    count -= mask[i];  // no branch: none could be foreseen
+  }
+  return count;
+#endif
+}
+
 // ---- bfloat16: the upper half of a float, rounded to nearest even.
 
 INLINE float widen(bf16 x) {
@@ -123,6 +141,12 @@ INLINE f32x16 exp2_of(f32x16 x) {
 }
 
 constexpr float LOG2E = 1.44269504f;
+
+// e**x for x <= 0; 0 where that is below 2**-126.
+INLINE f32x16 exp_of(f32x16 x) {
+  const f32x16 y = x * LOG2E;
+  return y > -126.f ? exp2_of(y) : f32x16{};
+}
 
 INLINE f32x16 silu(f32x16 x) {
   // exp2_of's range ends at 126; beyond it silu is x or 0 to all digits.

@@ -1,4 +1,7 @@
-"""Sampling against a plain reference: what stays, in which order the filters act, and what the draw depends on."""
+"""Sampling against a plain reference: what stays, in which order the filters act, and what the draw depends on.
+
+Everything here holds for torch and for the native kernels.
+"""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +15,8 @@ from hypothesis import strategies as st
 
 from triolet.model import sampling
 from triolet.model.sampling import SamplingRows, sample, uniforms
+
+pytestmark = pytest.mark.usefixtures("row_kernels_or_none")
 
 
 def rows_of(*rows: dict[str, Any], masked: tuple[tuple[int, tuple[int, ...]], ...] = ()) -> SamplingRows:
@@ -190,6 +195,50 @@ def test_masked_tokens_are_never_chosen() -> None:
     assert tokens[0] == 5
     assert tokens[1] not in (2, 5)
     assert tokens[2] == 2
+
+
+@pytest.mark.parametrize("vocab", [1, 15, 300, 5003])
+@pytest.mark.parametrize("allowed", [0, 0.3, 0.999])
+def test_the_only_token_left_is_chosen(vocab: int, allowed: float) -> None:
+    """Whatever the filters: by a mask, by top_k 1 or by a min_p of 1."""
+    only = int(allowed * vocab)
+    masked = torch.full((1, vocab), float("-inf"))
+    masked[0, only] = -7.5
+    best = random_logits(1, vocab, scale=0.2)
+    best[0, only] = 1.0
+    filters = ({}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}, {"top_k": 9999, "top_p": 0.9, "min_p": 0.2})
+    for row in ({"temperature": 0}, *filters):
+        assert sample(masked.clone(), rows_of(row))[0].tolist() == [only]
+    for row in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-9}, {"top_k": 1, "top_p": 0.3, "min_p": 1e-4}):
+        assert sample(best.clone(), rows_of({**row, "seed": only}))[0].tolist() == [only]
+
+
+@pytest.mark.parametrize("k", [2, 70, 700, 3000])
+def test_the_border_of_top_k_may_fall_among_equals(k: int) -> None:
+    """They all stay; one logit below them nothing does. For small and large k."""
+    logits = torch.full((200, 9001), -1.0)
+    logits[:, 17 : 17 + k + 5] = 1.0
+    logits[:, 8999] = 1.0
+    tokens, _ = sample(logits, rows_of(*[{"top_k": k, "seed": seed} for seed in range(200)]))
+    allowed = {*range(17, 17 + k + 5), 8999}
+    assert set(tokens.tolist()) <= allowed
+    assert max(tokens) - 17 > k * 0.8
+
+
+@pytest.mark.parametrize("masked", [-1e4, -1e30, float(torch.finfo(torch.float32).min), float("-inf")])
+@pytest.mark.parametrize(
+    "row", [{"top_p": 0.9}, {"top_k": 500}, {"top_k": 500, "top_p": 0.9}, {"min_p": 1e-7, "top_p": 0.99}]
+)
+def test_logits_that_others_have_masked_weigh_nothing(masked: float, row: dict[str, Any]) -> None:
+    """By any very low value: the filters act on the others as if these were not there."""
+    logits = random_logits(3, 2000, scale=0.5)
+    wide = torch.full((3, 4000), masked)
+    wide[:, ::2] = logits
+    rows = rows_of(*[{**row, "seed": seed} for seed in range(3)])
+    tokens, usable = sample(wide, rows)
+    expected, _ = sample(logits, rows)
+    assert usable.all()
+    assert tokens.tolist() == (2 * expected).tolist()
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "nucleus.h"
+#include "sampling.h"
 #include "tape.h"
 
 using namespace triolet;
@@ -121,29 +121,54 @@ std::vector<float> run(Format weights, Format cached, int threads) {
   return logits;
 }
 
-// Rows whose weights one thread cuts, and several: the same, and no more than the share asks for.
-std::vector<float> cut(int threads) {
+// Tokens of rows with every kind of filter, of widths that end anywhere.
+std::vector<int64_t> chosen(int width, int threads) {
   state = 7;
-  const int rows = 9, width = 301;
-  std::vector<float> scaled = random_floats(rows * width), weights(rows * width);
-  for (int i = 0; i < rows * width; i++) scaled[i] = i % 5 ? -std::fabs(scaled[i]) * (float)(i % 40) : -INFINITY;
-  for (int i = 0; i < rows * width; i++) weights[i] = std::exp(scaled[i]);
-  std::vector<int64_t> chosen;
-  std::vector<double> shares;
-  for (int row = 0; row < rows; row++) chosen.push_back(row), shares.push_back(0.1 * row + 0.1);
-  keep_nucleus(Pool::shared(), threads, {weights.data(), width, scaled.data(), width, width}, chosen.data(), shares.data(),
-               rows);
-  for (float weight : weights) expect(weight >= 0 && weight <= 1, "a weight is no weight");
-  return weights;
+  const int rows = 60, stride = width + 3;
+  std::vector<float> logits = random_floats(rows * stride);
+  for (int i = 0; i < rows * stride; i++) logits[i] = i % 11 ? logits[i] * (float)(i / stride % 4 * 5 + 1) : -INFINITY;
+  logits[5 * stride + width / 2] = NAN;
+  for (int i = 0; i < width; i++) logits[6 * stride + i] = i % 3 ? -INFINITY : -3.4e38f, logits[7 * stride + i] = 1;
+  std::vector<double> temperature, top_p, min_p, uniform;
+  std::vector<int64_t> top_k, tokens(rows, -1);
+  std::vector<uint8_t> usable(rows, 7);
+  for (int row = 0; row < rows; row++) {
+    temperature.push_back(row % 7 ? row % 5 ? 0.3 * (row % 5) : 1e-30 : 0);
+    top_k.push_back(row % 3 ? 0 : row / 3 % 2 ? 5 : width * 2 / 3);
+    top_p.push_back(row % 2 ? 1 : 0.05 * (row % 20) + 0.02);
+    min_p.push_back(row % 4 ? 0 : 1e-6 * row);
+    uniform.push_back((double)row / rows);
+  }
+  sample(Pool::shared(), {rows, width, stride, threads, logits.data(), temperature.data(), top_k.data(), top_p.data(),
+                          min_p.data(), uniform.data(), nullptr, nullptr, tokens.data(), usable.data()});
+  for (int row = 0; row < rows; row++) {
+    expect(usable[row] == (row != 5), "a row is usable if it has no NaN");
+    expect(tokens[row] >= 0 && tokens[row] < width, "a token is no token");
+    expect(row == 5 || std::isfinite(logits[row * stride + tokens[row]]), "a masked token was chosen");
+  }
+  logits[5 * stride + width / 2] = 1;
+  std::vector<float> found(rows * width);
+  std::vector<int64_t> places(rows * width);
+  for (int k : {1, width / 2 + 1, width}) {
+    largest(Pool::shared(), threads, {logits.data(), stride, rows, width}, k, found.data(), places.data());
+    tokens.insert(tokens.end(), places.begin(), places.begin() + rows * k);
+  }
+  const int64_t seen[] = {width - 1, 0};
+  const float counts[] = {0, 2};
+  penalise(logits.data(), 2, seen, counts, {1.5f, 1, 1});
+  return tokens;
 }
 
 }  // namespace
 
 int main() {
   Pool::shared().resize(1);
-  const std::vector<float> kept = cut(1);
-  Pool::shared().resize(4);
-  for (int threads : {4, 2}) expect(cut(threads) == kept, "threads change what is cut");
+  for (int width : {3, 16, 301, 4000}) {
+    Pool::shared().resize(1);
+    const std::vector<int64_t> alone = chosen(width, 1);
+    Pool::shared().resize(4);
+    for (int threads : {4, 2}) expect(chosen(width, threads) == alone, "threads change what is chosen");
+  }
   const Format formats[][2] = {{Format::FLOAT32, Format::FLOAT32}, {Format::BFLOAT16, Format::BFLOAT16},
                                {Format::INT8, Format::BFLOAT16},   {Format::INT4, Format::INT8}};
   for (const auto& format : formats) {
