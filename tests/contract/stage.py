@@ -218,7 +218,7 @@ async def staged(
     **config: Any,
 ) -> AsyncIterator[Stage]:
     """A server on a free port; stopped at the end, at once."""
-    tokenizer, compiler = StageTokenizer(), StageCompiler()
+    tokenizer, compiler, ended = StageTokenizer(), StageCompiler(), trio.Event()
     simulation = simulate(
         max_num_seqs=max_num_seqs,
         num_blocks=num_blocks,
@@ -238,7 +238,6 @@ async def staged(
     parts = attrs.evolve(parts, max_num_queued_tokens=max_num_queued_tokens)
     engines: list[Engine] = []
     status: list[int] = []
-    ended = trio.Event()
 
     @asynccontextmanager
     async def open_engine(_: EngineConfig, *, observer: Any = None, progress: Any = None) -> AsyncIterator[Engine]:
