@@ -91,14 +91,16 @@ async def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser)
 
 
 async def test_everything_can_be_done_with_the_keys(browser: Browser) -> None:
-    """From the top by Tab: theme, chats, message, options, send, map; tabs by arrows; the focus shows everywhere."""
+    """From the top by Tab, to the reference, the theme, chats, message, options, send, the map; tabs by arrows; the
+    focus shows everywhere."""
     async with staged(step_freely=True) as stage, opened(browser, stage):
         seen = []
-        for _ in range(8):
+        for _ in range(9):
             await browser.press(Keys.TAB)
             seen.append(await browser.focused())
             assert await browser.get("getComputedStyle(document.activeElement).outlineStyle") == "solid", seen
         assert seen == [
+            "reference",
             "theme",
             "chat-1-tab",
             "New chat",
@@ -117,6 +119,18 @@ async def test_everything_can_be_done_with_the_keys(browser: Browser) -> None:
         await browser.press(Keys.ARROW_LEFT)
         assert await browser.focused() == "chat-1-tab"
         assert await browser.get("document.getElementById('chat-2').hidden")
+
+
+async def test_the_reference_is_one_key_away(browser: Browser) -> None:
+    """The page of every route and field opens by the link in the bar, without a mouse; it reads well in both themes."""
+    async with staged(step_freely=True) as stage, opened(browser, stage):
+        await browser.press(Keys.TAB)
+        assert await browser.focused() == "reference"
+        await browser.press(Keys.ENTER)
+        await browser.until("location.pathname === '/ui/docs' && document.querySelector('nav a')")
+        for theme in ("light", "dark"):
+            await browser.prefer(theme)
+            assert await browser.get(CONTRAST) == []
 
 
 async def test_with_keys_the_page_asks_for_one_and_an_admins_opens_the_live_view(browser: Browser) -> None:
