@@ -118,6 +118,13 @@ def completion_job(service: Service, body: bytes, envelope: Envelope) -> Job:
     )
     params = request.to_sampling(service.engine.logprobs_limit, **budget_of(service, request))
     check_params(service, params, num_prompts=len(prompts))
+    at_once = service.engine.controls.settings.max_num_queued_reqs
+    if request.stream and len(prompts) > at_once:
+        raise InvalidRequest(
+            f"prompt may hold at most {at_once} prompts in a stream, for which all of them are queued together "
+            f"(--max-num-queued-reqs), not {len(prompts)}.",
+            param="prompt",
+        )
     terms = read_terms(request, envelope, service.config)
     echo = None
     if request.echo:
@@ -140,6 +147,7 @@ def completion_job(service: Service, body: bytes, envelope: Envelope) -> Job:
         ),
         terms=terms,
         prompt_only=request.prompt_only,
+        at_once=at_once,
         operation="text_completion",
     )
 
