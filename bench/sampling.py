@@ -1,17 +1,20 @@
 """What sampling costs: its share of a decode step of 32 sequences of the built-in model, for each kind of request.
 
-    python bench/sampling.py [MODEL]
+    python -m bench.sampling [MODEL] [--clock cpu]
 
 Rows: what every sequence asks for. "step" is the whole step on the device, "sampling" what comes behind the logits;
-medians over steps. The goal: at most 10 % with temperature, top_p, top_k and penalties on.
+medians over steps. The goal: at most 10 % with temperature, top_p, top_k and penalties on. On a machine that others use
+too, `--clock cpu` says what sampling costs one thread: nothing is shared out, and waiting does not count.
 """
 
+import argparse
 import statistics
-import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import torch
 
 import triolet.model.runner as runner_module
 from triolet.engine.build import RunnerOrder, make_ordered_runner
@@ -22,6 +25,9 @@ from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.request import Request
 from triolet.engine.core.scheduler import Scheduler, SchedulerConfig
 from triolet.kvcache.manager import KVCacheManager
+from triolet.model import row_kernels
+from triolet.model.native.library import load_library
+from triolet.model.native.sampling import NativeSampler
 from triolet.model.source import resolve_source
 
 NUM_SEQUENCES = 32
@@ -48,16 +54,17 @@ KINDS: dict[str, dict[str, Any]] = {
 class Stopwatch:
     """Stands in for the runner's `draw` and keeps what each call took."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.draw: Any = vars(runner_module)["draw"]
         self.seconds: list[float] = []
 
     def __call__(self, *args: Any, **fields: Any) -> Any:
-        started = time.perf_counter()
+        started = self.clock()
         try:
             return self.draw(*args, **fields)
         finally:
-            self.seconds.append(time.perf_counter() - started)
+            self.seconds.append(self.clock() - started)
 
 
 def measure(runner: Any, params: SamplingParams, cache: KVCacheManager, watch: Stopwatch) -> tuple[float, float]:
@@ -80,19 +87,29 @@ def measure(runner: Any, params: SamplingParams, cache: KVCacheManager, watch: S
 
 
 def main() -> None:
-    source = resolve_source(sys.argv[1] if len(sys.argv) > 1 else None, None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    asked = parser.parse_args()
+    by_cpu = asked.clock == "cpu"
+    source = resolve_source(asked.model, None)
     config = EngineConfig(max_num_seqs=NUM_SEQUENCES, kv_cache_memory=1 << 30)
     order = RunnerOrder(config=config, kind=source.kind, path=str(source.path), name=source.name)
     runner, loaded = make_ordered_runner(msgspec.msgpack.encode(order), lambda *_: None)
-    watch = Stopwatch()
+    if by_cpu:
+        torch.set_num_threads(1)
+        if row_kernels.in_use() is not None:
+            row_kernels.use(NativeSampler(load_library(), num_threads=1))
+    watch = Stopwatch(time.thread_time if by_cpu else time.perf_counter)
     vars(runner_module)["draw"] = watch
     print(f"{source.name}, {NUM_SEQUENCES} sequences, a vocabulary of {loaded.vocab_size}")
-    print(f"{'':<28}{'step ms':>10}{'sampling ms':>13}{'share':>8}")
+    print(f"{'':<28}{'sampling ms':>13}" + ("" if by_cpu else f"{'step ms':>10}{'share':>8}"))
     for name, fields in KINDS.items():
         cache = KVCacheManager(num_blocks=loaded.size.num_blocks, block_size=loaded.size.block_size)
         params = SamplingParams(max_tokens=NUM_STEPS + 1, ignore_eos=True, **fields)
         step, sampling = measure(runner, params, cache, watch)
-        print(f"{name:<28}{step * 1e3:>10.2f}{sampling * 1e3:>13.2f}{sampling / step:>8.1%}")
+        of_step = "" if by_cpu else f"{step * 1e3:>10.2f}{sampling / step:>8.1%}"
+        print(f"{name:<28}{sampling * 1e3:>13.2f}{of_step}", flush=True)
 
 
 if __name__ == "__main__":
