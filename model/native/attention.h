@@ -1,4 +1,5 @@
-// Attention over the paged cache for decodes and prefill chunks alike, in the same kernel.
+// Attention over the paged cache for decodes and prefill chunks alike: one unit of work, computed in one of two forms
+// (attention_keys.h, attention_queries.h) that give the same bits.
 #pragma once
 
 #include "kv_cache.h"
@@ -36,12 +37,12 @@ struct Unit {
 
 // One thread's memory.
 struct Scratch {
-  Memory<uint32_t> queries;        // [UNIT_ROWS][head_dim], elements of the cache
-  Memory<float> scores;            // [UNIT_ROWS][CHUNK_TOKENS]
-  Memory<uint32_t> probabilities;  // the same shape, elements of the cache
-  Memory<float> outputs;           // [UNIT_ROWS][head_dim]
-  Memory<uint32_t> last_values;    // V of a tile that is not full, without what was never written
-  Memory<uint32_t> widened;        // int8: K or V of a chunk as bfloat16
+  Memory<uint32_t> queries;      // UNIT_ROWS x head_dim, elements of the cache
+  Memory<float> scores;          // UNIT_ROWS x CHUNK_TOKENS
+  Memory<uint32_t> weights;      // the same, elements of the cache
+  Memory<float> outputs;         // UNIT_ROWS x head_dim
+  Memory<uint32_t> last_values;  // V of a tile that is not full, without what was never written
+  Memory<uint32_t> widened;      // int8: K and V of a chunk as bfloat16
   void allocate(int head_dim);
 };
 

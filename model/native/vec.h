@@ -72,10 +72,70 @@ INLINE float largest(f32x16 x) {
 #endif
 }
 
+// The same in an order that is the same everywhere: halves are added to each other until one lane is left.
+INLINE float sum_of_halves(f32x16 x) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) x[i] += x[i + half];
+  return x[0];
+#endif
+}
+
+INLINE bool any(i32x16 lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < LANES; i++) found |= lanes[i];
+  return found != 0;
+#endif
+}
+
 // The lanes [low, high) of x; zero elsewhere, whatever x holds there.
-INLINE f32x16 only(f32x16 x, int low, int high) {
+template <class Vector>
+INLINE Vector only(Vector x, int low, int high) {
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return (f32x16)((i32x16)x & ((lane >= low) & (lane < high)));
+  return (Vector)((i32x16)x & ((lane >= low) & (lane < high)));
+}
+
+// rows[i][j] becomes rows[j][i].
+INLINE void transpose(u32x16 (&rows)[LANES]) {
+#if defined(__AVX512F__)
+  __m512i(&r)[LANES] = (__m512i(&)[LANES])rows;
+  __m512i t[LANES];
+#pragma GCC unroll 8
+  for (int i = 0; i < LANES; i += 2) {  // pairs of rows: cells of 2 columns
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < LANES; i += 4) {  // four rows: column c of each quarter of a register in r[i + c]
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++) {  // quarters of four registers to their places: columns c, c + 4, c + 8, c + 12
+    const __m512i a = _mm512_shuffle_i32x4(r[c], r[c + 4], 0x88), b = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0x88);
+    const __m512i d = _mm512_shuffle_i32x4(r[c], r[c + 4], 0xdd), e = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0xdd);
+    t[c] = _mm512_shuffle_i32x4(a, b, 0x88);
+    t[c + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    t[c + 4] = _mm512_shuffle_i32x4(d, e, 0x88);
+    t[c + 12] = _mm512_shuffle_i32x4(d, e, 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) r[i] = t[i];
+#else
+  for (int i = 0; i < LANES; i++)
+    for (int j = 0; j < i; j++) {
+      const uint32_t other = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = other;
+    }
+#endif
 }
 
 // Stores those lanes of `a` and of `b` whose mask is set, one behind the other; how many. Writes all sixteen places.
@@ -112,32 +172,45 @@ INLINE bf16 narrow(float x) {
   return (bf16)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+// `narrow` of each lane, in its low half.
+INLINE u32x16 rounded_to_bf16(f32x16 x) {
+  const u32x16 bits = (u32x16)x;
+  const u32x16 rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+  return (bits & 0x7fffffffu) > 0x7f800000u ? u32x16{} + 0x7fc0u : rounded;
+}
+
 INLINE void store_bf16(bf16* to, f32x16 x) {
 #if defined(__AVX512BF16__)
   _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
 #else
-  u32x16 bits = (u32x16)x;
-  u32x16 rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
-  rounded = (bits & 0x7fffffffu) > 0x7f800000u ? u32x16{} + 0x7fc0u : rounded;
-  store(to, __builtin_convertvector(rounded, u16x16));
+  store(to, __builtin_convertvector(rounded_to_bf16(x), u16x16));
 #endif
 }
 
 // ---- exponentials
 
-// 2**x for x <= 126, to some 2e-7 of the value; below -126 it is 2**-126.
+// 2**x for x <= 126, to some 2e-7 of the value; below -126 it is next to zero or zero, of -infinity it is zero.
 INLINE f32x16 exp2_of(f32x16 x) {
+#if defined(__AVX512DQ__)
+  const f32x16 f = (f32x16)_mm512_reduce_ps((__m512)x, 0);  // what is above or below the nearest whole number
+#else
   const float round = 12582912.f;  // 1.5 * 2**23: adding it leaves the nearest whole number in the low bits
-  x = maximum(x, splat(-126.f));
-  f32x16 shifted = x + round;
-  f32x16 f = x - (shifted - round);
+  const f32x16 limited = x > -126.f ? x : splat(-126.f);
+  const f32x16 shifted = limited + round;
+  const f32x16 f = limited - (shifted - round);
+#endif
   f32x16 p = splat(1.3333558e-3f);
   p = p * f + 9.6181291e-3f;
   p = p * f + 5.5504109e-2f;
   p = p * f + 2.4022651e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.f;
-  return as_floats((u32x16)p + ((u32x16)shifted << 23));
+#if defined(__AVX512DQ__)
+  return (f32x16)_mm512_scalef_ps((__m512)p, _mm512_roundscale_ps((__m512)x, 0));
+#else
+  const f32x16 scaled = as_floats((u32x16)p + ((u32x16)shifted << 23));
+  return x < -126.f ? f32x16{} : scaled;
+#endif
 }
 
 constexpr float LOG2E = 1.44269504f;
@@ -175,6 +248,10 @@ struct Float {
   }
   static INLINE void store_row(Element* to, f32x16 x) { store(to, x); }
   static INLINE Element of(float x) { return x; }
+  // The cells [cell, cell + 16) of a row of floats that has `cells` of them; zero behind its end.
+  static INLINE u32x16 cells_of(const float* row, int cell, int cells) { return load<u32x16>(row + cell); }
+  // The neighbours of each cell come from one vector each.
+  static INLINE u32x16 cells_across(const f32x16 (&x)[1]) { return (u32x16)x[0]; }
 };
 
 struct BFloat {
@@ -189,6 +266,28 @@ struct BFloat {
   }
   static INLINE void store_row(Element* to, f32x16 x) { store_bf16(to, x); }
   static INLINE Element of(float x) { return narrow(x); }
+  static INLINE u32x16 cells_of(const float* row, int cell, int cells) {
+    const f32x16 low = loadf(row + 2 * cell);
+    const f32x16 high = cell + LANES / 2 < cells ? loadf(row + 2 * cell + LANES) : f32x16{};
+#if defined(__AVX512BF16__)
+    return (u32x16)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+#else
+    u32x16 made;
+    store_bf16((bf16*)&made, low);
+    store_bf16((bf16*)&made + LANES, high);
+    return made;
+#endif
+  }
+  static INLINE u32x16 cells_across(const f32x16 (&x)[2]) {
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
+    alignas(64) static const uint16_t PAIRS[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (u32x16)_mm512_permutexvar_epi16(_mm512_load_si512(PAIRS), halves);
+#else
+    return rounded_to_bf16(x[0]) | rounded_to_bf16(x[1]) << 16;
+#endif
+  }
 };
 
 // sums[r][c] += the dot products of ROWS rows of x with COLUMNS * 16 columns of w, over `steps` cells.
@@ -209,6 +308,24 @@ INLINE void dot_tile(f32x16 (&sums)[ROWS][COLUMNS], const uint32_t* const (&w)[C
       const uint32_t cell = x[r * x_stride + k];
 #pragma GCC unroll 4
       for (int c = 0; c < COLUMNS; c++) sums[r][c] = E::dot(sums[r][c], columns[c], cell);
+    }
+  }
+}
+
+// The same with rows in the lanes: sums[b][v] += x[v] . w[b], of COUNT broadcast cells that lie side by side.
+//   x     [step][VECTORS * 16 rows]
+//   w     the first cell; the next step's lies `w_stride` cells on
+template <class E, int COUNT, int VECTORS>
+INLINE void dot_lanes(f32x16 (&sums)[COUNT][VECTORS], const uint32_t* x, const uint32_t* w, int64_t w_stride, int steps) {
+  for (int k = 0; k < steps; k++) {
+    u32x16 rows[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) rows[v] = load_once(x + (k * VECTORS + v) * LANES);
+#pragma GCC unroll 16
+    for (int b = 0; b < COUNT; b++) {
+      const uint32_t cell = w[k * w_stride + b];
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; v++) sums[b][v] = E::dot(sums[b][v], rows[v], cell);
     }
   }
 }

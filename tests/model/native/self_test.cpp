@@ -1,5 +1,6 @@
 // The kernels by themselves, to be run under the sanitizers: matrices of every format with every number of rows, a cache
-// of every format under mixed steps, one thread and several; what several answer must be what one answers, bit for bit.
+// of every format under mixed steps, one thread and several; what several answer must be what one answers, bit for bit,
+// and so must be what is computed in other pieces.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -44,8 +45,13 @@ struct Matrices {
   }
 };
 
-// The logits of a chunk, then of mixed steps, of two sequences.
-std::vector<float> run(Format weights, Format cached, int threads) {
+// Tokens of two sequences by step: chunks, decodes, both.
+typedef std::vector<std::vector<int>> Pieces;
+constexpr int LENGTHS[2] = {38, 39};
+const Pieces MIXED = {{21, 0}, {1, 30}, {1, 1}, {14, 1}, {1, 7}}, WHOLE = {{38, 39}}, SINGLE = {{20, 36}, {2, 1}, {16, 2}};
+
+// The logits and states of two sequences, by sequence and position.
+std::vector<float> run(Format weights, Format cached, int threads, const Pieces& pieces = MIXED) {
   state = 1;
   Matrices matrices;
   const Format activations = weights == Format::INT4 ? Format::INT8 : weights;
@@ -81,15 +87,17 @@ std::vector<float> run(Format weights, Format cached, int threads) {
   Tape tape(shape, ops, buffers, &cache);
   expect(tape.check().empty(), tape.check().c_str());
 
-  std::vector<float> logits;
-  const int pieces[][2] = {{21, 0}, {1, 30}, {1, 1}, {14, 1}, {1, 7}};
+  const int width = padded(VOCAB) + padded(HIDDEN);
+  std::vector<float> logits((LENGTHS[0] + LENGTHS[1]) * width);
   const int32_t tables[2][4] = {{3, 17, 5, 20}, {9, 1, 22, 14}};
   int64_t computed[2] = {0, 0};
   for (const auto& piece : pieces) {
     std::vector<int64_t> tokens, positions, slots, queries, contexts, sampled;
     std::vector<int32_t> table_rows;
+    std::vector<float*> places;
     for (int s = 0; s < 2; s++) {
       for (int i = 0; i < piece[s]; i++, computed[s]++) {
+        places.push_back(logits.data() + (s * LENGTHS[0] + computed[s]) * width);
         tokens.push_back((computed[s] * 7 + s) % VOCAB);
         positions.push_back(computed[s]);
         slots.push_back(tables[s][computed[s] / 16] * 16 + computed[s] % 16);
@@ -113,8 +121,10 @@ std::vector<float> run(Format weights, Format cached, int threads) {
     expect(wrong.empty(), wrong.c_str());
     for (float x : out) expect(std::isfinite(x), "a logit is not finite: unwritten memory was read");
     for (float x : states) expect(std::isfinite(x), "a state is not finite: unwritten memory was read");
-    logits.insert(logits.end(), out.begin(), out.end());
-    logits.insert(logits.end(), states.begin(), states.end());
+    for (size_t i = 0; i < count; i++) {
+      std::memcpy(places[i], out.data() + i * padded(VOCAB), VOCAB * 4);
+      std::memcpy(places[i] + padded(VOCAB), states.data() + i * padded(HIDDEN), HIDDEN * 4);
+    }
   }
   const int64_t sources[] = {3, 9}, targets[] = {9, 0};
   copy_blocks(cache, sources, targets, 2);
@@ -176,6 +186,9 @@ int main() {
     const std::vector<float> alone = run(format[0], format[1], 1);
     Pool::shared().resize(4);
     for (int threads : {4, 2, 4}) expect(run(format[0], format[1], threads) == alone, "threads change the result");
+    if (format[0] == Format::INT4) continue;  // few rows are multiplied in another way than many
+    for (const Pieces& pieces : {WHOLE, SINGLE})
+      expect(run(format[0], format[1], 2, pieces) == alone, "pieces change the result");
   }
   Pool::shared().resize(1);
   std::puts("fine");
