@@ -115,11 +115,13 @@ const char* triolet_attend(KVCache* cache, int num_heads, int window, float soft
                            const float* queries, float* outputs, int threads) {
   return guarded([&]() -> std::string {
     const int kv_heads = cache->num_kv_heads, dim = cache->head_dim;
-    for (int i = 0; i < num_tokens; i++)
+    for (int i = 0, run; i < num_tokens; i += run) {
+      run = run_of_slots(slots + i, num_tokens - i);
       for (int h = 0; h < kv_heads; h++) {
         const int64_t at = ((int64_t)i * kv_heads + h) * dim;
-        write_token(*cache, 0, slots[i], h, keys + at, values + at);
+        write_tokens(*cache, 0, slots[i], run, h, keys + at, values + at, (int64_t)kv_heads * dim);
       }
+    }
     const AttentionShape shape{num_heads, kv_heads, dim, 1 / std::sqrt((float)dim), window, soft_cap};
     const Layout layout{num_tokens, num_sequences, query_lengths, context_lengths, &table, &slots, table_width};
     Units units;

@@ -39,8 +39,13 @@ struct KVCache {
   static float* scales(char* piece, int64_t half_bytes) { return (float*)(piece + 2 * half_bytes); }
 };
 
-// Puts one token's key and value of one head, floats [head_dim], into a slot.
-void write_token(const KVCache& cache, int tensor, int64_t slot, int head, const float* key, const float* value);
+// Puts keys and values of one head, floats [head_dim] and `stride` apart, of `count` tokens into neighbouring slots of one
+// tile. Nothing else of the tile is touched: another thread may write its other slots.
+void write_tokens(const KVCache& cache, int tensor, int64_t slot, int count, int head, const float* keys,
+                  const float* values, int64_t stride);
+
+// How many of these slots, from the first on, are neighbours in one tile.
+int run_of_slots(const int64_t* slots, int count);
 
 // Copies whole blocks of all tensors; all sources are read before any target is written.
 void copy_blocks(const KVCache& cache, const int64_t* sources, const int64_t* targets, int count);

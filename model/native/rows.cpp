@@ -16,12 +16,13 @@ void embed(const Linear& table, int64_t token, float* to) {
 }
 
 static float root_mean_square(const float* row, int padded_width, int width, float eps) {
-  f32x16 squares = {};
-  for (int i = 0; i < padded_width; i += LANES) {
-    const f32x16 x = loadf(row + i);
-    squares += x * x;
-  }
-  return std::sqrt(sum(squares) / (float)width + eps);
+  f32x16 squares[4] = {};  // several, since one sum waits for itself
+  int i = 0;
+  for (; i + 4 * LANES <= padded_width; i += 4 * LANES)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) squares[j] += loadf(row + i + j * LANES) * loadf(row + i + j * LANES);
+  for (; i < padded_width; i += LANES) squares[0] += loadf(row + i) * loadf(row + i);
+  return std::sqrt(sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / (float)width + eps);
 }
 
 void rms_norm(const float* from, int width, const float* weight, float eps, const Activations& to, int row) {
@@ -58,7 +59,13 @@ void angles(int64_t position, const float* frequencies, int half, float scaling,
 void rotate(float* head, int half, const float* cosines, const float* sines) {
   float* __restrict first = head;
   float* __restrict second = head + half;
-  for (int i = 0; i < half; i++) {
+  int i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    const f32x16 a = loadf(first + i), b = loadf(second + i), c = loadf(cosines + i), s = loadf(sines + i);
+    store(first + i, a * c - b * s);
+    store(second + i, b * c + a * s);
+  }
+  for (; i < half; i++) {
     const float a = first[i], b = second[i];
     first[i] = a * cosines[i] - b * sines[i];
     second[i] = b * cosines[i] + a * sines[i];

@@ -1,5 +1,6 @@
 #include "tape.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "rows.h"
@@ -113,18 +114,27 @@ void Tape::states(Pool& pool, const Op& op, const Step& step) {
 void Tape::rope_kv(Pool& pool, const Op& op, const Step& step) {
   const int heads = shape_.num_heads, kv_heads = shape_.num_kv_heads, dim = shape_.head_dim;
   const int half = shape_.rotary_dim / 2;
-  pool.run_items(step.num_tokens, [&](int i, int) {
+  const int64_t* slots = step.slots[op.group];
+  const auto turn = [&](int i) {
     float* row = floats(op.source, i);
-    const float* cosines = cosines_.get() + (int64_t)i * half;
-    const float* sines = sines_.get() + (int64_t)i * half;
     for (int h = 0; h < heads + kv_heads; h++) {
       const float* weight = h < heads ? op.weight : op.weight2;
       if (weight) head_norm(row + h * dim, dim, weight, op.eps);
-      rotate(row + h * dim, half, cosines, sines);
+      rotate(row + h * dim, half, cosines_.get() + (int64_t)i * half, sines_.get() + (int64_t)i * half);
     }
-    for (int h = 0; h < kv_heads; h++)
-      write_token(*cache_, op.tensor, step.slots[op.group][i], h, row + (heads + h) * dim,
-                  row + (heads + kv_heads + h) * dim);
+  };
+  // Neighbours together, since a tile's cells hold several tokens.
+  const int each = step.num_tokens > 8 * pool.threads() ? TILE_TOKENS : 1;
+  pool.run((step.num_tokens + each - 1) / each, [&](int chunk, int) {
+    const int begin = chunk * each, end = std::min(begin + each, step.num_tokens);
+    for (int i = begin; i < end; i++) turn(i);
+    for (int i = begin, run; i < end; i += run) {
+      run = run_of_slots(slots + i, end - i);
+      const float* keys = floats(op.source, i) + heads * dim;
+      for (int h = 0; h < kv_heads; h++)
+        write_tokens(*cache_, op.tensor, slots[i], run, h, keys + h * dim, keys + (kv_heads + h) * dim,
+                     buffers_[op.source].stride());
+    }
   });
 }
 
