@@ -55,7 +55,7 @@ void attend(const AttentionShape& shape, const KVCache& cache, int tensor, int g
                context - layout.query_lengths[unit.sequence] + unit.first,
                context,
                shape.soft_cap > 0 ? 1 : shape.scale * LOG2E,
-               {}, {}, {}};
+               {}, {}, {}, {}};
   for (int row = 0; row < rows; row++) work.order[row] = row / unit.heads;
   const float* from[UNIT_ROWS];
   float* to[UNIT_ROWS];

@@ -62,6 +62,9 @@ void KeysInLanes<E>::score(int tiles) {
     const int last = tiles - 1;  // beyond it a tile is scored again, and not looked at
     const uint32_t* const columns[4] = {work.keys[t], work.keys[std::min(t + 1, last)],
                                         work.keys[std::min(t + 2, last)], work.keys[std::min(t + 3, last)]};
+    // The values are on their way while keys are multiplied, and the next chunk's keys while values are.
+    if (!work.bytes())
+      for (int c = t; c < std::min(t + 4, tiles); c++) work.ask_for(work.values[c], work.cache.half_bytes());
     for_row_tiles(work.rows, [&](int first, auto count) {
       constexpr int ROWS = decltype(count)::value;
       f32x16 sums[ROWS][4] = {};
@@ -129,6 +132,7 @@ void KeysInLanes<E>::add_values(int tiles) {
       const int row_cells = CHUNK_TOKENS / E::PER_CELL, tile_cells = TILE_TOKENS / E::PER_CELL;
       const uint32_t* weights = work.scratch.weights.get() + first * row_cells;
       for (int t = 0; t < tiles; t++) {
+        if (d == 0 && first == 0 && work.next_keys[t]) work.ask_for(work.next_keys[t], work.cache.half_bytes());
         const uint32_t* columns[COLUMNS];
         for (int c = 0; c < COLUMNS; c++) columns[c] = work.values[t] + d + c * LANES;
         dot_tile<E, ROWS, COLUMNS>(sums, columns, dim, tile_cells, weights + t * tile_cells, row_cells);

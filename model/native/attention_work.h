@@ -15,6 +15,8 @@ constexpr int CHUNK_TILES = CHUNK_TOKENS / TILE_TOKENS;
 // Weights are relative to a score that was once the largest; as long as none is 2^SLACK times as heavy, it stays, and the
 // sums need not be rescaled.
 constexpr float SLACK = 8;
+// int8: how many tiles ahead of the widening are asked for. Blocks lie anywhere: what reads them cannot guess the next.
+constexpr int TILES_AHEAD = 2;
 
 // A unit at work. Rows are (query, head) with the head running faster.
 template <class E>
@@ -32,7 +34,8 @@ struct Work {
   const float factor;      // of stored scores
   const uint32_t* keys[CHUNK_TILES];
   const uint32_t* values[CHUNK_TILES];
-  const float* scales[CHUNK_TILES];  // int8: 16 of K, 16 of V
+  const float* scales[CHUNK_TILES];    // int8: 16 of K, 16 of V
+  const uint32_t* next_keys[CHUNK_TILES];  // of the chunk that follows, null behind the end; int8: null
 
   bool bytes() const { return cache.format == Format::INT8; }
   int depth() const { return shape.head_dim / E::PER_CELL; }
@@ -50,6 +53,11 @@ struct Work {
   }
   bool plain() const { return !bytes() && shape.soft_cap <= 0; }
 
+  bool has(int64_t tile) const { return tile * TILE_TOKENS < context; }
+  // Asks for memory that will be read soon.
+  void ask_for(const void* from, int64_t bytes) const {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)from + at);
+  }
   void find_tiles(int64_t first_tile, int tiles, int kv_head);
   const uint32_t* without_unwritten(const uint32_t* tile, int written);
 };
@@ -73,8 +81,12 @@ void Work<E>::find_tiles(int64_t first_tile, int tiles, int kv_head) {
   const int64_t half = cache.half_bytes();
   const int half_cells = TILE_TOKENS * depth();
   for (int t = 0; t < tiles; t++) {
-    char* piece = cache.piece(tensor, tile_of(first_tile + t), kv_head);
+    const auto piece_of = [&](int64_t tile) { return cache.piece(tensor, tile_of(tile), kv_head); };
+    char* piece = piece_of(first_tile + t);
+    next_keys[t] = nullptr;
     if (bytes()) {
+      const int64_t coming = first_tile + t + TILES_AHEAD;
+      if (has(coming)) ask_for(piece_of(coming), cache.piece_bytes());
       uint32_t* to = scratch.widened.get() + (int64_t)t * 2 * half_cells;
       widen_bytes((const int8_t*)piece, (bf16*)to, 2 * (int)half);
       keys[t] = to, values[t] = to + half_cells;
@@ -82,6 +94,8 @@ void Work<E>::find_tiles(int64_t first_tile, int tiles, int kv_head) {
     } else {
       keys[t] = (const uint32_t*)piece;
       values[t] = (const uint32_t*)(piece + half);
+      const int64_t coming = first_tile + t + CHUNK_TILES;
+      if (has(coming)) next_keys[t] = (const uint32_t*)piece_of(coming);
     }
     const int64_t written = context - (first_tile + t) * TILE_TOKENS;
     if (written < TILE_TOKENS) values[t] = without_unwritten(values[t], (int)written);
