@@ -11,22 +11,18 @@ namespace {
 // Rows that a unit of work handles against one panel: the panel (some 74 to 200 KB) and these rows stay in L2.
 constexpr int ROWS_PER_UNIT = 128;
 
-template <int ROWS>
-INLINE void finish(const Target& target, int row, int panel, f32x16 (&sums)[ROWS][4]) {
-#pragma GCC unroll 6
-  for (int r = 0; r < ROWS; r++) {
-    if (target.epilogue == Epilogue::SILU_MUL) {
-      target.activations->put(row + r, panel * 32, silu(sums[r][0]) * sums[r][2], silu(sums[r][1]) * sums[r][3]);
-      continue;
-    }
-    float* to = target.floats + (row + r) * target.stride + panel * PANEL;
+INLINE void finish(const Target& target, int row, int panel, const f32x16 (&sums)[4]) {
+  if (target.epilogue == Epilogue::SILU_MUL) {
+    target.activations->put(row, panel * 32, silu(sums[0]) * sums[2], silu(sums[1]) * sums[3]);
+    return;
+  }
+  float* to = target.floats + row * target.stride + panel * PANEL;
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; c++) {
-      f32x16 value = sums[r][c];
-      if (target.epilogue == Epilogue::ADD) value += loadf(to + c * LANES);
-      if (target.soft_cap > 0) value = soft_capped(value, target.soft_cap);
-      store(to + c * LANES, value);
-    }
+  for (int c = 0; c < 4; c++) {
+    f32x16 value = sums[c];
+    if (target.epilogue == Epilogue::ADD) value += loadf(to + c * LANES);
+    if (target.soft_cap > 0) value = soft_capped(value, target.soft_cap);
+    store(to + c * LANES, value);
   }
 }
 
@@ -49,7 +45,8 @@ INLINE void tile(const Linear& linear, const Activations& input, const Target& t
   f32x16 sums[ROWS][4];
   start<ROWS>(linear, panel, sums);
   dot_tile<E, ROWS, 4, LINES>(sums, columns, PANEL, steps, input.row(row), input.row_cells(), ahead);
-  finish<ROWS>(target, row, panel, sums);
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++) finish(target, row + r, panel, sums[r]);
 }
 
 // `coming`: the panel that this thread will probably read next, or null.
@@ -131,7 +128,7 @@ void gemm(Pool& pool, const Linear& linear, const Activations& input, int rows, 
     if (linear.format == Format::BFLOAT16) unit<BFloat>(linear, input, target, begin, end, panel, coming);
     if (linear.format == Format::INT8 || linear.format == Format::INT4)
       unit_int8(linear, input, rows, begin, end, panel, coming,
-                [&](int row, auto count, auto& sums) { finish<decltype(count)::value>(target, row, panel, sums); });
+                [&](int row, const auto& sums) { finish(target, row, panel, sums); });
   });
 }
 

@@ -177,10 +177,6 @@ void Activations::reserve(int wanted) {
   if (wanted <= rows) return;
   rows = wanted;
   cells.allocate((size_t)rows * row_cells());
-  if (format == Format::INT8) {
-    scales.allocate((size_t)rows * groups());
-    sums.allocate((size_t)rows * groups());
-  }
 }
 
 void Activations::put_int8(int r, int column, f32x16 low, f32x16 high) const {
@@ -188,19 +184,12 @@ void Activations::put_int8(int r, int column, f32x16 low, f32x16 high) const {
   const float inverse = 127 / most, round = 12582912.f;
   const i32x16 a = (i32x16)(low * inverse + round) - (i32x16)splat(round);
   const i32x16 b = (i32x16)(high * inverse + round) - (i32x16)splat(round);
-  int8_t* to = (int8_t*)row(r) + column;
+  uint32_t* to = row(r) + column / GROUP * GROUP_CELLS;
   store(to, __builtin_convertvector(a, i8x16));
-  store(to + LANES, __builtin_convertvector(b, i8x16));
-  const int64_t group = (int64_t)r * groups() + column / GROUP;
-  scales[group] = most / 127;
-  const i32x16 both = a + b;
-#if defined(__AVX512F__)
-  sums[group] = _mm512_reduce_add_epi32((__m512i)both);
-#else
-  int total = 0;
-  for (int i = 0; i < LANES; i++) total += both[i];
-  sums[group] = total;
-#endif
+  store(to + LANES / 4, __builtin_convertvector(b, i8x16));
+  const float scale = most / 127;
+  std::memcpy(to + GROUP / 4, &scale, 4);
+  to[GROUP / 4 + 1] = (uint32_t)(-128 * sum(a + b));
 }
 
 }  // namespace triolet

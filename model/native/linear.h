@@ -61,21 +61,24 @@ Linear* pack_linear(Format format, bool paired, int outputs, int inputs, const f
 // The weights as the kernels see them, [outputs][inputs]; of an int4 matrix its nibbles.
 void unpack_linear(const Linear& linear, float* to);
 
-// Rows for a matrix to multiply, in its own terms. Int8 rows carry for each group of 32 values a scale, and the sum of
-// the bytes, which undoes the 128 that weights have added and carries the low end of an int4 grid.
+constexpr int GROUP_CELLS = GROUP / 4 + 2;  // of an int8 row: the bytes, their scale, their offset
+
+// Rows for a matrix to multiply, in its own terms. An int8 row is a sequence of groups, so that a kernel needs one pointer
+// for all it reads of a row:
+//
+//   32 bytes | scale (float) | offset: -128 times the sum of the bytes (int32)
+//
+// The offset undoes the 128 that weights have added, and carries the low end of an int4 grid.
 struct Activations {
   Format format;
   int stride = 0;  // values in a row, padded
   int rows = 0;
   Memory<uint32_t> cells;
-  Memory<float> scales;
-  Memory<int32_t> sums;
 
   void reserve(int rows);
-  int groups() const { return stride / GROUP; }
   uint32_t* row(int r) const { return cells.get() + (int64_t)r * row_cells(); }
   int row_cells() const {
-    return format == Format::FLOAT32 ? stride : format == Format::BFLOAT16 ? stride / 2 : stride / 4;
+    return format == Format::FLOAT32 ? stride : format == Format::BFLOAT16 ? stride / 2 : stride / GROUP * GROUP_CELLS;
   }
   // Stores 32 values of a row from `column` on (a multiple of 32).
   INLINE void put(int r, int column, f32x16 low, f32x16 high) const {

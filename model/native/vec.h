@@ -46,8 +46,14 @@ INLINE u32x16 load_once(const Element* from) {
   return value;
 }
 
+INLINE float float_of_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
 INLINE f32x16 loadf(const float* from) { return load<f32x16>(from); }
-INLINE f32x16 splat(float x) { return f32x16{} + x; }
+INLINE f32x16 splat(float x) { return f32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE f32x16 as_floats(u32x16 bits) { return (f32x16)bits; }
 INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }
 INLINE f32x16 magnitude(f32x16 x) { return (f32x16)((u32x16)x & 0x7fffffffu); }
@@ -57,6 +63,16 @@ INLINE float sum(f32x16 x) {
   return _mm512_reduce_add_ps((__m512)x);
 #else
   float total = 0;
+  for (int i = 0; i < LANES; i++) total += x[i];
+  return total;
+#endif
+}
+
+INLINE int32_t sum(i32x16 x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)x);
+#else
+  int32_t total = 0;
   for (int i = 0; i < LANES; i++) total += x[i];
   return total;
 #endif
@@ -159,10 +175,7 @@ INLINE int keep_lanes(float* to_a, ToB* to_b, f32x16 a, B b, i32x16 mask) {
 // ---- bfloat16: the upper half of a float, rounded to nearest even.
 
 INLINE float widen(bf16 x) {
-  uint32_t bits = (uint32_t)x << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
+  return float_of_bits((uint32_t)x << 16);
 }
 
 INLINE bf16 narrow(float x) {
@@ -242,9 +255,7 @@ struct Float {
   typedef float Element;
   static constexpr int PER_CELL = 1;
   static INLINE f32x16 dot(f32x16 sum, u32x16 w, uint32_t x) {
-    float value;
-    std::memcpy(&value, &x, 4);
-    return sum + as_floats(w) * value;
+    return sum + as_floats(w) * float_of_bits(x);
   }
   static INLINE void store_row(Element* to, f32x16 x) { store(to, x); }
   static INLINE Element of(float x) { return x; }
@@ -333,25 +344,27 @@ INLINE void dot_lanes(f32x16 (&sums)[COUNT][VECTORS], const uint32_t* x, const u
 // Rows that one tile holds in registers: 6 x 4 sums, 4 columns and a broadcast fill 32 registers of 64 bytes.
 constexpr int TILE_ROWS = 6;
 
-// Calls f(first row, rows as a compile-time constant) for [0, rows) in tiles of at most TILE_ROWS, evenly.
 template <int N>
 struct Constant {
   static constexpr int value = N;
 };
 
+// Calls f(n as a compile-time constant), n of 1 to MOST.
+template <int MOST, class F>
+INLINE void with_constant(int n, const F& f) {
+  if constexpr (MOST > 1) {
+    if (n < MOST) return with_constant<MOST - 1>(n, f);
+  }
+  f(Constant<MOST>{});
+}
+
+// Calls f(first row, rows as a compile-time constant) for [0, rows) in tiles of at most TILE_ROWS, evenly.
 template <class F>
 INLINE void for_row_tiles(int rows, const F& f) {
   const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
   for (int t = 0; t < tiles; t++) {
     const int begin = rows * t / tiles;
-    switch (rows * (t + 1) / tiles - begin) {
-      case 1: f(begin, Constant<1>{}); break;
-      case 2: f(begin, Constant<2>{}); break;
-      case 3: f(begin, Constant<3>{}); break;
-      case 4: f(begin, Constant<4>{}); break;
-      case 5: f(begin, Constant<5>{}); break;
-      case 6: f(begin, Constant<6>{}); break;
-    }
+    with_constant<TILE_ROWS>(rows * (t + 1) / tiles - begin, [&](auto count) { f(begin, count); });
   }
 }
 
