@@ -23,7 +23,7 @@ struct Sampling {
   const int64_t* best;         // the first of the largest logits, and that logit, NaN where there is one; null: unknown
   const float* best_logits;
   int64_t* tokens;
-  uint8_t* usable;  // 0: a NaN, +inf, or nothing above -inf; the row's token is 0
+  uint8_t* usable;  // 0: a NaN, +inf, or nothing above -inf; the row's token means nothing
 };
 
 void sample(Pool& pool, const Sampling& rows);

@@ -69,7 +69,8 @@ float Selection::threshold(const float* values, const float* weights, int count,
   return tokens_[last].value;
 }
 
-// Tokens of that part of the values' range where the threshold is go to `values_` and `weights_`: how many they are.
+// Tokens of that part of the values' range where the threshold is go to `values_` and `weights_`: how many they are, at
+// least one.
 // Adds the weight of what is above them to `above`.
 int Selection::to_a_part(const float* values, const float* weights, int count, double wanted, double& above) {
   const Range range = range_of(values, count);
@@ -77,8 +78,8 @@ int Selection::to_a_part(const float* values, const float* weights, int count, d
   for (int part = 1; part < PARTS; part++)
     bounds[part - 1] = range.high + (range.low / PARTS - range.high / PARTS) * (float)part;
   sums_from(values, weights, count, bounds, sums);
-  int part = 0;
-  while (part < PARTS - 1 && above + sums[part] < wanted) part++;
+  int part = 0;  // not below the least value, where sums that are rounded do not reach what is wanted
+  while (part < PARTS - 1 && above + sums[part] < wanted && bounds[part] > range.low) part++;
   const float low = part < PARTS - 1 ? bounds[part] : range.low, high = part ? bounds[part - 1] : INFINITY;
   int inside = 0;
   for (int begin = 0; begin < count; begin += BLOCK) {

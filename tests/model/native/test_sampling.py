@@ -104,6 +104,20 @@ def test_what_stays_and_what_is_drawn_are_those_of_sorting(
         assert (lower <= uniform + ROUNDING).all()
 
 
+@pytest.mark.parametrize("logit", [-9.0, -6.2, -4.8, -1.0, -0.2])
+@pytest.mark.parametrize("top_p", [0.999999, 0.9999999, 1 - 1e-8, 1 - 1e-12])
+def test_a_share_that_rounded_sums_do_not_reach_takes_all(library: Library, top_p: float, logit: float) -> None:
+    """One token, and many equal ones beside it: nothing is left of the row before this one."""
+    sampler, width, uniform = NativeSampler(library, num_threads=1), 1500, np.array([0.5, 0.7, 0.999])
+    logits = np.full(width, logit, np.float32)
+    logits[3] = 0
+    sampler.sample(torch.linspace(-9, 3, width)[None], same_rows(1, top_p=0.5), uniform[:1], None)
+    tokens, _ = sampler.sample(torch.from_numpy(logits).repeat(3, 1), same_rows(3, top_p=top_p), uniform, None)
+    weights = np.exp(logits.astype(np.float64))
+    expected = np.searchsorted(weights.cumsum() / weights.sum(), uniform, side="right")
+    assert (np.abs(tokens - expected) <= 1).all(), "in a sum of another order the next one may be meant"
+
+
 @pytest.fixture
 def unlike_rows() -> tuple[torch.Tensor, SamplingRows]:
     """Greedy rows and every kind of filter, on peaked and flat logits."""
