@@ -66,12 +66,12 @@ def why_not_regex(pattern: str) -> str | None:
     """The same for a regular expression."""
     if _LOOKAROUND.search(pattern):
         return "lookaround is not supported in a regular expression"
-    return _why_not_counts(pattern, quotes="")
+    return _why_not_counts(pattern)
 
 
 def why_not_ebnf(grammar: str) -> str | None:
     """The same for a grammar."""
-    return _why_not_counts(grammar, quotes='"')
+    return _why_not_counts(grammar, quotes='"', comments="#")
 
 
 def why_not_tag(tag: Any) -> str | None:
@@ -83,6 +83,10 @@ def why_not_tag(tag: Any) -> str | None:
             stack += part
         if not isinstance(part, dict):
             continue
+        if part.get("type") == "repeat":
+            for end in ("min", "max"):
+                if isinstance(count := part.get(end), int | float) and count > MAX_COUNT:
+                    return f"{end!r} of a repeat may be at most {MAX_COUNT}, not {_shown(count)}"
         checks = ((why_not, "json_schema"), (why_not, "schema"), (why_not_regex, "pattern"), (why_not_ebnf, "grammar"))
         for check, name in checks:
             if (value := part.get(name)) is None or isinstance(value, str) == (check is why_not):
@@ -93,21 +97,23 @@ def why_not_tag(tag: Any) -> str | None:
     return None
 
 
-def _why_not_counts(text: str, *, quotes: str) -> str | None:
-    """Repetitions with too large counts. What stands in brackets, or between `quotes`, is text. One look at each
-    character, and none where no number is long enough."""
+def _why_not_counts(text: str, *, quotes: str = "", comments: str = "") -> str | None:
+    """Repetitions with too large counts. What stands in brackets, or between `quotes`, is text, and what one of
+    `comments` begins counts nothing to the end of its line. One look at each character, and none where no number is
+    long enough."""
     if _LONG.search(text) is None:
         return None
+    closings = {"[": "]"} | {quote: quote for quote in quotes} | dict.fromkeys(comments, "\n")
     escaped, closing, in_count = False, "", False
     for place, character in enumerate(text):
         if escaped:
             escaped = False
-        elif character == "\\":
+        elif character == "\\" and closing != "\n":
             escaped = True
         elif closing:
             closing = "" if character == closing else closing
-        elif character == "[" or (quotes and character in quotes):
-            closing = "]" if character == "[" else character
+        elif character in closings:
+            closing = closings[character]
         elif character == "{":
             in_count = True
         elif not (character.isspace() or character == "," or character.isdecimal()):

@@ -202,6 +202,35 @@ async def test_a_repetition_too_often_is_refused_with_the_limit(pattern: str) ->
             await client.prepare(spec)
 
 
+@pytest.mark.parametrize("comment", ['# "', "# [", "# a{", "# \\", '"#" # "'])
+async def test_a_comment_hides_no_repetition(comment: str) -> None:
+    """A quote, a bracket or a backslash in it begins nothing; what counts in the comment itself counts nothing."""
+    compiler = FakeCompiler()
+    client = GrammarClient(compiler)
+    rule = '"x" ' if comment.startswith('"') else ""
+    with pytest.raises(InvalidRequest, match=r"a repetition \{n,m\}"):
+        await client.prepare(GrammarSpec.ebnf(f'{rule}{comment}\nroot ::= "a"{{{HUGE}}}'))
+    harmless = GrammarSpec.ebnf(f'root ::= "a" {comment} {{{HUGE}}}')
+    await client.prepare(harmless)
+    assert compiler.compiled == [harmless.source]
+
+
+@pytest.mark.parametrize("end", ["min", "max"])
+async def test_a_repeat_of_a_tag_too_often_is_refused_with_the_limit(end: str) -> None:
+    """Wherever it stands in a structural tag."""
+    client = GrammarClient(FakeCompiler())
+    for count, passes in ((MAX_COUNT, True), (MAX_COUNT + 1, False), (2**32 + 1, False)):
+        repeat = {"type": "repeat", "content": {"type": "const_string", "value": "a"}, "min": 0, "max": -1, end: count}
+        spec = GrammarSpec.structural_tag(
+            {"type": "structural_tag", "format": {"type": "sequence", "elements": [repeat]}}
+        )
+        if passes:
+            await client.prepare(spec)
+        else:
+            with pytest.raises(InvalidRequest, match=f"'{end}' of a repeat may be at most {MAX_COUNT}, not {count}"):
+                await client.prepare(spec)
+
+
 async def test_numbers_that_count_nothing_pass() -> None:
     """In brackets, quoted, without braces; and a count at the limit. A long constraint is looked at in a thread."""
     compiler = FakeCompiler()
