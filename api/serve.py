@@ -129,6 +129,8 @@ async def serve(
         raise known from None
     finally:
         server.close()
+        if run.started:
+            gc.unfreeze()  # what was the engine's can be collected, where the process goes on
     return run.status
 
 

@@ -1,5 +1,6 @@
 """The life of a server: starting, being told to stop, and an engine that dies."""
 
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -56,6 +57,13 @@ async def test_a_model_that_cannot_be_loaded_is_the_callers_error() -> None:
 
     with pytest.raises(ModelLoadError, match=r"x\.gguf is damaged"):
         await serve(EngineConfig(), ServerConfig(port=0), open_engine=failing, version="1")
+
+
+async def test_what_a_server_has_frozen_can_be_collected_when_it_has_ended() -> None:
+    """The process may go on: nothing is kept from the garbage collector then."""
+    async with serving():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
 
 
 async def test_stopping_gives_every_open_request_its_last_word() -> None:
