@@ -49,6 +49,7 @@ class GrammarClient:
         """None: this engine takes no constraints."""
         self._compiler = compiler
         self._turn = trio.Semaphore(1)
+        self._reader = trio.CapacityLimiter(1)  # who looks through one holds the interpreter: many would, all the time
         self._refused: OrderedDict[tuple[GrammarSpec, str], str] = OrderedDict()
 
     async def prepare_texts(self) -> None:
@@ -67,11 +68,11 @@ class GrammarClient:
         if compiler.has(spec):
             return
         try:
-            if len(spec.source) > MAX_AT_ONCE:
-                await trio.to_thread.run_sync(_check, spec, abandon_on_cancel=True)
-            else:
-                _check(spec)
             with trio.move_on_after(WAIT_S) as waiting:
+                if len(spec.source) > MAX_AT_ONCE:
+                    await trio.to_thread.run_sync(_check, spec, abandon_on_cancel=True, limiter=self._reader)
+                else:
+                    _check(spec)
                 await self._turn.acquire()
             if waiting.cancelled_caught:
                 raise Overloaded("Too many constraints wait to be compiled.", retry_after_s=round(WAIT_S))

@@ -231,6 +231,36 @@ async def test_a_repeat_of_a_tag_too_often_is_refused_with_the_limit(end: str) -
                 await client.prepare(spec)
 
 
+async def test_long_constraints_are_looked_through_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several threads would keep the interpreter from the streams. Who waits too long for that hears so."""
+    begun: list[str] = []
+    go = threading.Event()
+
+    def look(pattern: str) -> None:
+        begun.append(pattern[0])
+        go.wait()
+
+    monkeypatch.setattr(grammar_module, "why_not_regex", look)
+    compiler = FakeCompiler()
+    client = GrammarClient(compiler)
+    long = [letter * (grammar_module.MAX_AT_ONCE + 1) for letter in "abcd"]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.prepare, spec(long[0]))
+        while not begun:
+            await trio.testing.wait_all_tasks_blocked(0.001)
+        monkeypatch.setattr(grammar_module, "WAIT_S", 0)
+        with pytest.raises(Overloaded, match="Too many constraints wait"):
+            await client.prepare(spec(long[1]))
+        monkeypatch.setattr(grammar_module, "WAIT_S", 1000)
+        for source in long[2:]:
+            nursery.start_soon(client.prepare, spec(source))
+        await trio.testing.wait_all_tasks_blocked()
+        assert begun == ["a"]
+        go.set()
+    assert sorted(begun) == ["a", "c", "d"]
+    assert sorted(compiler.compiled) == sorted([long[0], *long[2:]])
+
+
 async def test_numbers_that_count_nothing_pass() -> None:
     """In brackets, quoted, without braces; and a count at the limit. A long constraint is looked at in a thread."""
     compiler = FakeCompiler()
