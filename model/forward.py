@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from . import row_kernels
 from .attention import AttentionBackend, AttentionShape, choose_backend
 from .batch import StepWork
 from .kv import KVTensors
@@ -68,9 +69,11 @@ def make_forward(
     attention_backend: str | None = None,
     num_threads: int = 1,
 ) -> ForwardPass:
-    """Bind a model to the cache of its kind. `attention_backend` is for torch, `num_threads` for the native kernels."""
+    """Bind a model to the cache of its kind. `attention_backend` is for torch, `num_threads` for the native kernels.
+    From now on this thread has the row kernels that go with it."""
     if isinstance(model, NativeModel) and isinstance(kv, NativeKV):
         return NativeForward(model, kv, num_threads=num_threads)
     if isinstance(model, LlamaModel) and isinstance(kv, KVTensors):
+        row_kernels.use(None)  # the thread may have carried out a native model's steps before
         return TorchForward(model, kv, attention_backend)
     raise AssertionError(f"a {type(model).__name__} cannot use a {type(kv).__name__}")

@@ -12,10 +12,13 @@ from tests.model.running import Driver, greedy_tokens, our_model, reference_mode
 from triolet.engine.core.errors import ConfigurationError
 from triolet.engine.core.params import SamplingParams
 from triolet.engine.core.plan import JoinedSequence, StepPlan
+from triolet.model import row_kernels
 from triolet.model.attention.torch_backend import TorchAttention
 from triolet.model.forward import TorchForward
 from triolet.model.kv import KVTensors
 from triolet.model.llama import LlamaModel
+from triolet.model.native.library import load_library
+from triolet.model.native.sampling import NativeSampler
 from triolet.model.runner import ModelRunner
 
 COUNT = 20
@@ -49,6 +52,13 @@ def test_alone(driver: Driver, answers: dict[tuple[int, ...], list[int]]) -> Non
         name = driver.join(prompt)
         assert driver.generate(name, COUNT) == answer
         driver.leave(name)
+
+
+def test_a_torch_model_is_sampled_by_torch(model: LlamaModel) -> None:
+    """Also in a thread that had a native model before: worker threads are used again."""
+    row_kernels.use(NativeSampler(load_library(), num_threads=1))
+    Driver(model, num_blocks=4)
+    assert row_kernels.in_use() is None
 
 
 def test_together(driver: Driver, answers: dict[tuple[int, ...], list[int]]) -> None:
