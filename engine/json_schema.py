@@ -43,6 +43,7 @@ _ALTERNATIVES = ("anyOf", "oneOf", "allOf", "$ref")
 _BESIDE = frozenset((*_OF_TYPES, "properties", "patternProperties", "additionalProperties", "prefixItems", "enum"))
 _LOOKAROUND = re.compile(r"\(\?<?[=!]")
 _LONG = re.compile(f"[1-9][0-9]{{{len(str(MAX_COUNT)) - 1}}}")
+_LINE_ENDS = "\r\n"
 _NUMBER = re.compile(r"0*([1-9][0-9]*)")
 
 
@@ -103,15 +104,15 @@ def _why_not_counts(text: str, *, quotes: str = "", comments: str = "") -> str |
     long enough."""
     if _LONG.search(text) is None:
         return None
-    closings = {"[": "]"} | {quote: quote for quote in quotes} | dict.fromkeys(comments, "\n")
+    closings = {"[": "]"} | {quote: quote for quote in quotes} | dict.fromkeys(comments, _LINE_ENDS)
     escaped, closing, in_count = False, "", False
     for place, character in enumerate(text):
         if escaped:
             escaped = False
-        elif character == "\\" and closing != "\n":
+        elif character == "\\" and closing != _LINE_ENDS:
             escaped = True
         elif closing:
-            closing = "" if character == closing else closing
+            closing = "" if character in closing else closing
         elif character in closings:
             closing = closings[character]
         elif character == "{":

@@ -202,14 +202,15 @@ async def test_a_repetition_too_often_is_refused_with_the_limit(pattern: str) ->
             await client.prepare(spec)
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r"])
 @pytest.mark.parametrize("comment", ['# "', "# [", "# a{", "# \\", '"#" # "'])
-async def test_a_comment_hides_no_repetition(comment: str) -> None:
+async def test_a_comment_hides_no_repetition(comment: str, line_end: str) -> None:
     """A quote, a bracket or a backslash in it begins nothing; what counts in the comment itself counts nothing."""
     compiler = FakeCompiler()
     client = GrammarClient(compiler)
     rule = '"x" ' if comment.startswith('"') else ""
     with pytest.raises(InvalidRequest, match=r"a repetition \{n,m\}"):
-        await client.prepare(GrammarSpec.ebnf(f'{rule}{comment}\nroot ::= "a"{{{HUGE}}}'))
+        await client.prepare(GrammarSpec.ebnf(f'{rule}{comment}{line_end}root ::= "a"{{{HUGE}}}'))
     harmless = GrammarSpec.ebnf(f'root ::= "a" {comment} {{{HUGE}}}')
     await client.prepare(harmless)
     assert compiler.compiled == [harmless.source]
