@@ -45,6 +45,34 @@ def test_it_is_kept_while_nobody_listens() -> None:
         assert waits == ["wait"]
 
 
+def test_the_third_that_nobody_hears_is_raised_where_it_comes() -> None:
+    """A clean-up that hangs can be ended."""
+    with CtrlC() as ctrl_c:
+        press()
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+        assert ctrl_c.listen(lambda: "a line") == "a line"
+
+
+def test_one_that_is_kept_to_the_end_is_raised_there() -> None:
+    """A command that was ended so does not say that all is well."""
+    with pytest.raises(KeyboardInterrupt), CtrlC():
+        press()
+
+
+def test_an_error_says_more_than_a_kept_one() -> None:
+    """It is what is raised at the end."""
+
+    def talk() -> None:
+        with CtrlC():
+            press()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        talk()
+
+
 def test_it_does_not_disturb_what_answers_the_one_before() -> None:
     """Neither the waiter's own clean-up nor the handler's: that is a second one, for the next who listens."""
     answered: list[str] = []
@@ -81,8 +109,13 @@ def test_one_that_wakes_nobody_is_heard_all_the_same() -> None:
 
 
 def test_all_is_as_it_was_afterwards() -> None:
-    """The handlers and the timer, also after an error."""
+    """The handlers and the timer, also after an error, and a timer that somebody else had set."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, 5000, 7000)
+    with CtrlC():
+        assert signal.getitimer(signal.ITIMER_REAL)[1] < 1
+    assert signal.getitimer(signal.ITIMER_REAL)[1] == 7000
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
     def talk() -> None:
         with CtrlC():
