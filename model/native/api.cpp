@@ -127,7 +127,7 @@ const char* triolet_attend(KVCache* cache, int num_heads, int window, float soft
     Units units;
     units.plan(shape, layout);
     Pool& pool = Pool::shared();
-    std::vector<Scratch> scratch(pool.size());
+    std::vector<Scratch> scratch(std::max(threads, 1));
     for (Scratch& one : scratch) one.allocate(dim);
     pool.begin(threads);
     attention(pool, shape, *cache, 0, 0, layout, units, scratch.data(), queries, (int64_t)num_heads * dim, outputs,

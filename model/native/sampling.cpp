@@ -241,10 +241,11 @@ void largest_of(const float* values, int width, int k, float* found, int64_t* pl
   for (int i = sorted; i < k; i++) found[i] = NAN, places[i] = 0;
 }
 
-// The caller's, one for each worker of the pool.
-std::vector<Work>& works(const Pool& pool, int width) {
+// The caller's, one for each worker that may come: counted by what the pool will be asked for, since the pool itself may
+// grow until the caller has it.
+std::vector<Work>& works(int threads, int width) {
   thread_local std::vector<Work> kept;
-  kept.resize(std::max(kept.size(), (size_t)pool.size()));
+  kept.resize(std::max(kept.size(), (size_t)std::max(threads, 1)));
   for (Work& work : kept) work.reserve(width);
   return kept;
 }
@@ -252,15 +253,17 @@ std::vector<Work>& works(const Pool& pool, int width) {
 }  // namespace
 
 void sample(Pool& pool, const Sampling& rows) {
-  std::vector<Work>& by_worker = works(pool, rows.width);
-  pool.begin(std::min(rows.threads, rows.num_rows));  // nothing throws from here to its end
+  const int threads = std::min(rows.threads, rows.num_rows);
+  std::vector<Work>& by_worker = works(threads, rows.width);
+  pool.begin(threads);  // nothing throws from here to its end
   pool.run(rows.num_rows, [&](int i, int worker) { sample_row(rows, i, by_worker[worker]); });
   pool.end();
 }
 
 void largest(Pool& pool, int threads, const Values& rows, int k, float* found, int64_t* places) {
-  std::vector<Work>& by_worker = works(pool, rows.width);
-  pool.begin(std::min(threads, rows.num_rows));  // nothing throws from here to its end
+  threads = std::min(threads, rows.num_rows);
+  std::vector<Work>& by_worker = works(threads, rows.width);
+  pool.begin(threads);  // nothing throws from here to its end
   pool.run(rows.num_rows, [&](int i, int worker) {
     largest_of(rows.values + i * rows.stride, rows.width, k, found + (int64_t)i * k, places + (int64_t)i * k,
                by_worker[worker]);

@@ -23,8 +23,8 @@ Tape::Tape(const ModelShape& shape, std::vector<Op> ops, const std::vector<Buffe
 
 // Memory for a step's rows; grows and never shrinks. Padding is zero from here on: nothing writes it.
 void Tape::reserve(const Step& step) {
-  Pool& pool = Pool::shared();
-  while ((int)scratch_.size() < pool.size()) {
+  // One for each worker that may come, by what the pool will be asked for: until the step has it, it may grow.
+  while ((int)scratch_.size() < std::min(std::max(step.threads, 1), Pool::MOST_THREADS)) {
     scratch_.emplace_back();
     scratch_.back().allocate(shape_.head_dim);
   }
