@@ -25,6 +25,9 @@ MAX_KEPT = 256
 MAX_KEPT_BYTES = 256 * 1024 * 1024
 """Compiled grammars that are kept for the next request; those in use live on."""
 MAX_GRAMMAR_BYTES = 64 * 1024 * 1024
+MAX_WHITESPACE = 20
+"""Characters between two parts of a JSON text, where a request does not forbid them: enough for five levels at four
+spaces. Without a limit a small model can go on with line breaks until its tokens are used up."""
 
 log = logging.getLogger(__name__)
 
@@ -227,13 +230,9 @@ def _compile(compiler: Any, spec: GrammarSpec) -> Any:
     match spec.kind:
         case "json_object":
             # Not the built-in JSON grammar, which takes any value.
-            return compiler.compile_json_schema(
-                '{"type":"object"}', any_whitespace=spec.any_whitespace, strict_mode=False
-            )
+            return _compile_schema(compiler, '{"type":"object"}', spec, strict=False)
         case "json_schema":
-            return compiler.compile_json_schema(
-                guarded_schema(spec.source), any_whitespace=spec.any_whitespace, strict_mode=spec.strict
-            )
+            return _compile_schema(compiler, guarded_schema(spec.source), spec, strict=spec.strict)
         case "regex":
             return compiler.compile_regex(spec.source)
         case "choice":
@@ -242,6 +241,13 @@ def _compile(compiler: Any, spec: GrammarSpec) -> Any:
             return compiler.compile_grammar(spec.source)
         case "structural_tag":
             return compiler.compile_structural_tag(guarded_tag(spec.source))
+
+
+def _compile_schema(compiler: Any, schema: str, spec: GrammarSpec, *, strict: bool) -> Any:
+    limit = MAX_WHITESPACE if spec.any_whitespace else None
+    return compiler.compile_json_schema(
+        schema, any_whitespace=spec.any_whitespace, strict_mode=strict, max_whitespace_cnt=limit
+    )
 
 
 def _literal(text: str) -> str:

@@ -181,26 +181,41 @@ def test_every_kind_of_constraint(
         assert check(builtin_tokenizer.decode(tokens))
 
 
+def follows(grammars: Grammars, tokenizer: ChatTokenizer, spec: GrammarSpec, text: str) -> bool:
+    """Whether the text is a whole answer under the grammar."""
+    matcher = grammars.matcher(spec)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        allowed = matcher.allowed()
+        assert allowed is not None
+        if not allowed[token]:
+            return False
+        matcher.take(token)
+    last = matcher.allowed()
+    return last is not None and bool(last[2])
+
+
+@pytest.mark.parametrize("spec", [GrammarSpec.json_object(), GrammarSpec.json_schema(ITEM)], ids=["object", "schema"])
+def test_whitespace_between_the_parts_of_a_json_text_ends(
+    grammars: Grammars, builtin_tokenizer: ChatTokenizer, spec: GrammarSpec
+) -> None:
+    """20 characters in a row: a model cannot spend its answer on them. Usual indentation is allowed."""
+    item = json.dumps({"name": "a", "tags": ["red"]})
+    assert follows(grammars, builtin_tokenizer, spec, json.dumps(json.loads(item), indent=4))
+    assert follows(grammars, builtin_tokenizer, spec, item.replace("{", "{" + "\n" * 20))
+    assert not follows(grammars, builtin_tokenizer, spec, item.replace("{", "{" + "\n" * 21))
+
+
 def test_a_json_object_is_an_object(grammars: Grammars, builtin_tokenizer: ChatTokenizer) -> None:
     """With any keys; a list or a number is none."""
-    spec = GrammarSpec.json_object()
 
-    def follows(text: str) -> bool:
-        matcher = grammars.matcher(spec)
-        for token in builtin_tokenizer.encode(text, add_special_tokens=False):
-            allowed = matcher.allowed()
-            assert allowed is not None
-            if not allowed[token]:
-                return False
-            matcher.take(token)
-        last = matcher.allowed()
-        return last is not None and bool(last[2])
+    def is_one(text: str) -> bool:
+        return follows(grammars, builtin_tokenizer, GrammarSpec.json_object(), text)
 
-    assert follows('{"a": [1, {"b": null}]}')
-    assert follows("{}")
-    assert not follows("[1]")
-    assert not follows("1")
-    assert not follows('{"a": 1')
+    assert is_one('{"a": [1, {"b": null}]}')
+    assert is_one("{}")
+    assert not is_one("[1]")
+    assert not is_one("1")
+    assert not is_one('{"a": 1')
 
 
 @pytest.mark.parametrize(
