@@ -8,13 +8,6 @@
 
 namespace triolet {
 
-// A pointer that the compiler knows nothing of. It would else count rows from the first one, with an offset for each row
-// and input, and there are not registers for so many.
-INLINE const uint32_t* pointer_once(const uint32_t* pointer) {
-  asm("" : "+r"(pointer));
-  return pointer;
-}
-
 // Rows of a tile that has two vectors of columns: with VNNI, 12 whole-number sums and 12 float sums. Elsewhere a product is
 // many instructions, and more of them in one loop would only take the compiler's time.
 #if defined(__AVX512VNNI__)
@@ -66,7 +59,7 @@ INLINE void tile_int8(const Linear& linear, const Activations& input, int row, i
   const uint32_t* w = linear.panel(panel) + first * LANES;
   const uint32_t* x[ROWS];
 #pragma GCC unroll 6
-  for (int r = 0; r < ROWS; r++) x[r] = pointer_once(input.row(row + r));
+  for (int r = 0; r < ROWS; r++) x[r] = opaque(input.row(row + r));
   f32x16 scaled[ROWS][COLUMNS];
 #pragma GCC unroll 6
   for (int r = 0; r < ROWS; r++)

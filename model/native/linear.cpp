@@ -24,13 +24,13 @@ struct Source {
 template <class E>
 void fill_cells(const Linear& linear, const Source& source, int panel) {
   typedef typename E::Element Element;
-  const int per_cell = E::PER_CELL, steps = linear.depth / per_cell;
-  Element* to = (Element*)(linear.cells.get() + (int64_t)panel * steps * PANEL);
+  const int per_cell = E::PER_CELL;
   for (int column = 0; column < PANEL; column++) {
     const int row = linear.output_of(panel, column);
     if (row >= linear.outputs) continue;
+    Element* to = (Element*)linear.half(panel, column / HALF);
     for (int k = 0; k < linear.inputs; k++) {
-      Element* cell = to + ((int64_t)(k / per_cell) * PANEL + column) * per_cell;
+      Element* cell = to + ((int64_t)(k / per_cell) * HALF + column % HALF) * per_cell;
       cell[k % per_cell] = E::of(source.at(row, k));
     }
   }
@@ -89,12 +89,15 @@ float float_of(uint16_t half) {
 
 float weight_at(const Linear& linear, int panel, int column, int k) {
   const auto cell = [&](int per_cell) {
-    return linear.cells.get() + ((int64_t)panel * linear.depth / per_cell + k / per_cell) * PANEL + column;
+    return linear.half(panel, column / HALF) + (int64_t)(k / per_cell) * HALF + column % HALF;
   };
   switch (linear.format) {
     case Format::FLOAT32: return *(const float*)cell(1);
     case Format::BFLOAT16: return widen(((const bf16*)cell(2))[k % 2]);
-    case Format::INT8: return (((const uint8_t*)cell(4))[k % 4] - 128) * linear.scales[panel * PANEL + column];
+    case Format::INT8: {
+      const uint8_t* bytes = (const uint8_t*)(linear.panel(panel) + k / 4 * PANEL + column);
+      return (bytes[k % 4] - 128) * linear.scales[panel * PANEL + column];
+    }
     default: break;
   }
   const int64_t group = (int64_t)panel * (linear.depth / GROUP) + k / GROUP;

@@ -1,9 +1,11 @@
 // A matrix packed for the kernels, perhaps with a bias; and the activations that it is multiplied with.
 //
-// Outputs come in panels of 64 columns. Within a panel, cells of all columns stand side by side and inputs follow one
-// another, so that a kernel streams a panel from its start to its end:
+// Outputs come in panels of 64 columns. Within a panel, cells of columns stand side by side and inputs follow one another,
+// so that a kernel streams a panel from its start to its end; a panel of floats has two halves, one after the other, since
+// a tile of many rows has registers for 32 columns only:
 //
-//   cells[panel][input / PER_CELL][column 0..63]      a cell holds PER_CELL neighbouring inputs of one output
+//   int8:   cells[panel][input / 4][column 0..63]                       a cell holds 4 neighbouring inputs of one output
+//   floats: cells[panel][column / 32][input / PER_CELL][column % 32]    a cell holds PER_CELL of them
 //
 // Outputs are padded to whole panels and inputs to a multiple of 64 with zeros, as are all rows of activations: no
 // kernel has a remainder. A paired matrix is gate above up: its panels hold 32 gate columns and the 32 up columns that
@@ -21,6 +23,7 @@ namespace triolet {
 enum class Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
 constexpr int PANEL = 64;
+constexpr int HALF = PANEL / 2;
 constexpr int GROUP = 32;  // inputs that share a scale: of int8 activations and of int4 weights
 
 inline int padded(int width) { return (width + PANEL - 1) / PANEL * PANEL; }
@@ -43,6 +46,8 @@ struct Linear {
     return (int64_t)PANEL * (format == Format::FLOAT32 ? depth : format == Format::BFLOAT16 ? depth / 2 : depth / 4);
   }
   const uint32_t* panel(int number) const { return cells.get() + number * panel_cells(); }
+  // Of a float32 or bfloat16 matrix.
+  const uint32_t* half(int number, int which) const { return panel(number) + which * panel_cells() / 2; }
   int results() const { return paired ? outputs / 2 : outputs; }
   int result_width() const { return padded(results()); }
   size_t bytes() const { return cells.bytes() + bias.bytes() + scales.bytes() + nibbles.bytes() + grid.bytes(); }

@@ -4,8 +4,8 @@ namespace triolet {
 
 void embed(const Linear& table, int64_t token, float* to) {
   const int per_cell = table.format == Format::BFLOAT16 ? 2 : 1, steps = table.depth / per_cell;
-  const uint32_t* cell = table.cells.get() + token / PANEL * steps * PANEL + token % PANEL;
-  for (int k = 0; k < steps; k++, cell += PANEL) {
+  const uint32_t* cell = table.half(token / PANEL, token % PANEL / HALF) + token % HALF;
+  for (int k = 0; k < steps; k++, cell += HALF) {
     if (per_cell == 2) {
       to[2 * k] = widen((bf16)*cell);
       to[2 * k + 1] = widen((bf16)(*cell >> 16));

@@ -46,6 +46,14 @@ INLINE u32x16 load_once(const Element* from) {
   return value;
 }
 
+// A pointer or number that the compiler knows nothing of. It would else count all rows from the first one, with an offset
+// for each row and input, and there are not registers for so many.
+template <class T>
+INLINE T opaque(T value) {
+  asm("" : "+r"(value));
+  return value;
+}
+
 INLINE float float_of_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);
@@ -304,16 +312,13 @@ struct BFloat {
 // sums[r][c] += the dot products of ROWS rows of x with COLUMNS * 16 columns of w, over `steps` cells.
 //   w[c]  first cell of column vector c; the next step's lies `w_stride` cells on
 //   x     first cell of row 0; rows lie `x_stride` cells apart
-//   ahead memory that somebody will read soon: LINES cache lines of it are asked for in each step
-template <class E, int ROWS, int COLUMNS, int LINES = 0>
+template <class E, int ROWS, int COLUMNS>
 INLINE void dot_tile(f32x16 (&sums)[ROWS][COLUMNS], const uint32_t* const (&w)[COLUMNS], int64_t w_stride, int steps,
-                     const uint32_t* x, int64_t x_stride, const char* ahead = nullptr) {
+                     const uint32_t* x, int64_t x_stride) {
   for (int k = 0; k < steps; k++) {
     u32x16 columns[COLUMNS];
 #pragma GCC unroll 4
     for (int c = 0; c < COLUMNS; c++) columns[c] = load_once(w[c] + k * w_stride);
-#pragma GCC unroll 4
-    for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + (k * LINES + line) * 64, 0, 2);
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
       const uint32_t cell = x[r * x_stride + k];
