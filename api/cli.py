@@ -21,7 +21,14 @@ from .config_file import apply_config_file
 from .planning import MachineOptions, PlanOptions
 from .simulating import SimulateOptions
 
-SIZE_FLAGS = ("--kv-cache-memory", "--max-body-size", "--response-store-size", "--memory", "--activations")
+SIZE_FLAGS = (
+    "--kv-cache-memory",
+    "--kv-cache-prefault",
+    "--max-body-size",
+    "--response-store-size",
+    "--memory",
+    "--activations",
+)
 
 HELP = """An LLM serving engine: a paged KV cache and continuous batching behind an OpenAI-compatible server.
 

@@ -61,6 +61,9 @@ class EngineConfig:
     kv_cache_memory: int | None = attrs.field(default=None, validator=_at_least(1))
     """Bytes for the KV cache (the command line also takes 512M or 2GiB); None takes a quarter of the free memory, at
     most 4 GiB, on a CPU, and fills a GPU."""
+    kv_cache_prefault: int = attrs.field(default=1 << 30, validator=_at_least(0))
+    """On a CPU so many bytes of the KV cache, or all of it, are taken from the system in advance, while cores are idle;
+    the others when a step first writes there, which makes that step longer."""
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     """The share of the GPU's memory that weights, activations and KV cache may take together."""
     enable_prefix_caching: bool = True

@@ -218,6 +218,8 @@ def _make_native_runner(
         format=native.kv,
         layer_groups=layer_groups,
     )
+    if config.kv_cache_prefault:
+        kv.prefault(config.kv_cache_prefault)
     return ModelRunner(model, kv=kv, num_threads=num_threads), size
 
 

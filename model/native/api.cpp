@@ -3,6 +3,7 @@
 // A function that can refuse answers a sentence, or null; it is valid until the thread's next call. Nothing here throws.
 #include <exception>
 
+#include "prefault.h"
 #include "sampling.h"
 #include "tape.h"
 
@@ -96,6 +97,21 @@ int64_t triolet_cache_bytes(const KVCache* cache) { return (int64_t)cache->data.
 char* triolet_cache_data(const KVCache* cache) { return cache->data.get(); }
 int64_t triolet_block_bytes(const KVCache* cache) { return cache->block_bytes(); }
 void triolet_free_cache(KVCache* cache) { delete cache; }
+
+const char* triolet_start_prefault(Prefault** prefault, const KVCache* cache, int64_t bytes) {
+  return guarded([&]() -> std::string {
+    if (bytes < 1) return "nothing is to be taken";
+    *prefault = new Prefault(*cache, bytes);
+    return "";
+  });
+}
+
+int64_t triolet_wait_prefault(Prefault* prefault) {
+  prefault->wait();
+  return prefault->bytes_taken();
+}
+
+void triolet_end_prefault(Prefault* prefault) { delete prefault; }
 
 const char* triolet_copy_blocks(KVCache* cache, const int64_t* sources, const int64_t* targets, int count) {
   return guarded([&]() -> std::string {

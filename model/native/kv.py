@@ -1,6 +1,7 @@
 """The KV cache in the kernels' layout (kv_cache.h): one allocation for all layers, written and read by them alone.
 
-As in `model/kv.py`, the i-th layers of all groups share the i-th part. Memory that was never written takes no pages.
+As in `model/kv.py`, the i-th layers of all groups share the i-th part. Memory that was never written takes no pages,
+but for what `prefault` takes in advance.
 """
 
 import ctypes
@@ -59,7 +60,22 @@ class NativeKV:
             ),
             ValueError,
         )
-        weakref.finalize(self, library.free_cache, self.handle)
+        self._prefaults: list[ctypes.c_void_p] = []
+        weakref.finalize(self, _free, library, self.handle, self._prefaults)
+
+    def prefault(self, num_bytes: int) -> None:
+        """Take the pages of the first blocks, so many bytes of them over all layers, in a native thread of the lowest
+        priority, so that no step has to wait for them. At most once. Raises ValueError for less than one byte.
+        It ends by itself, at the latest when the cache goes; where the kernel cannot do it, at once."""
+        if self._prefaults:
+            raise ValueError("the pages are being taken already")
+        handle = ctypes.c_void_p()
+        check(self._library.start_prefault(ctypes.byref(handle), self.handle, num_bytes), ValueError)
+        self._prefaults.append(handle)
+
+    def wait_prefault(self) -> int:
+        """Until `prefault` has done what it can; the bytes taken. For tests and benchmarks."""
+        return sum(self._library.wait_prefault(handle) for handle in self._prefaults)
 
     @property
     def num_bytes(self) -> int:
@@ -85,6 +101,12 @@ class NativeKV:
                 raise AssertionError(f"block {block} is to be copied, but there are {self.num_blocks} blocks")
         read, write = np.array(sources, np.int64), np.array(targets, np.int64)
         check(self._library.copy_blocks(self.handle, read.ctypes.data, write.ctypes.data, len(sources)))
+
+
+def _free(library: Library, cache: ctypes.c_void_p, prefaults: list[ctypes.c_void_p]) -> None:
+    for prefault in prefaults:
+        library.end_prefault(prefault)
+    library.free_cache(cache)
 
 
 def element_width(format: Format, head_dim: int) -> tuple[int, int]:

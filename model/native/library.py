@@ -148,6 +148,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "cache_data": (c_void_p, (c_void_p,)),
     "block_bytes": (c_int64, (c_void_p,)),
     "free_cache": (None, (c_void_p,)),
+    "start_prefault": (c_char_p, (POINTER(c_void_p), c_void_p, c_int64)),
+    "wait_prefault": (c_int64, (c_void_p,)),
+    "end_prefault": (None, (c_void_p,)),
     "copy_blocks": (c_char_p, (c_void_p, c_void_p, c_void_p, c_int)),
     "attend": (
         c_char_p,

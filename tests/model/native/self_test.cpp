@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "prefault.h"
 #include "sampling.h"
 #include "tape.h"
 
@@ -60,6 +61,7 @@ std::vector<float> run(Format weights, Format cached, int threads, const Pieces&
   KVCache cache{cached, LAYERS, BLOCKS, 1, KV_HEADS, DIM, {}};
   cache.data.allocate(cache.tensor_bytes() * LAYERS);
   std::memset(cache.data.get(), 0xff, cache.data.bytes());
+  Prefault ahead(cache, (int64_t)cache.data.bytes());  // beside the steps
   std::vector<Op> ops = {{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, matrices.make(table, false, VOCAB, HIDDEN), nullptr, nullptr},
                          {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, nullptr, nullptr, nullptr}};
   for (int layer = 0; layer < LAYERS; layer++) {

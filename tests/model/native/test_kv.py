@@ -110,3 +110,31 @@ def test_a_forked_sequence_goes_on_over_a_copied_block(library: Library) -> None
     assert len(first) == 3
     untouched = np.setdiff1d(np.arange(64), both.tables)
     assert (forward.kv.memory[:, untouched] == POISON).all()
+
+
+def test_pages_are_taken_in_advance_and_hold_what_they_held(library: Library) -> None:
+    """So many bytes over all layers, in whole pieces, and the whole cache at most; where the kernel cannot: none."""
+    for num_bytes, expected in ((4 * 4096, 4 * 4096), (1 << 40, None)):
+        kv = cache(library, num_blocks=600)
+        kv.memory[:] = np.arange(600, dtype=np.uint16)[None, :, None] % 251
+        kv.prefault(num_bytes)
+        assert kv.wait_prefault() in (0, expected if expected is not None else kv.num_bytes)
+        assert (kv.memory == (np.arange(600, dtype=np.uint16) % 251).astype(np.uint8)[None, :, None]).all()
+
+
+def test_a_cache_may_go_while_its_pages_are_taken(library: Library) -> None:
+    """The thread is ended first."""
+    for _ in range(20):
+        kv = cache(library, num_blocks=20_000)
+        kv.prefault(kv.num_bytes)
+        del kv
+
+
+def test_pages_are_taken_once_and_not_none_of_them(library: Library) -> None:
+    """What asks for more is our own mistake."""
+    kv = cache(library)
+    with pytest.raises(ValueError, match="nothing is to be taken"):
+        kv.prefault(0)
+    kv.prefault(1)
+    with pytest.raises(ValueError, match="being taken already"):
+        kv.prefault(1)
