@@ -67,7 +67,7 @@ class Spans(NoObserver):
         for name in ("first_token", "inter_token", "finished", "aborted", "step", "detokenized"):
             setattr(self, name, getattr(inner, name))
         self._inner = inner
-        self._send_batch = _exporter(endpoint, version)
+        self._send_batch, self._give_up = _exporter(endpoint, version)
         self._queue: deque[Story] = deque()
         self._sending = trio.Lock()
         self._some = trio.Event()
@@ -96,6 +96,7 @@ class Spans(NoObserver):
         with trio.move_on_after(LAST_SEND_S) as scope:
             await self._send()
         if scope.cancelled_caught:
+            self._give_up()
             log.warning("the spans of %d requests were not sent: the collector did not answer", len(self._queue))
 
     async def _send(self) -> None:
@@ -106,8 +107,8 @@ class Spans(NoObserver):
                 await trio.to_thread.run_sync(self._send_batch, stories, self.model_name, abandon_on_cancel=True)
 
 
-def _exporter(endpoint: str, version: str) -> Callable[[list[Story], str], None]:
-    """What makes spans of stories and sends them; for a worker thread."""
+def _exporter(endpoint: str, version: str) -> tuple[Callable[[list[Story], str], None], Callable[[], None]]:
+    """What makes spans of stories and sends them, for a worker thread; and what ends that thread's further tries."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -139,7 +140,7 @@ def _exporter(endpoint: str, version: str) -> Callable[[list[Story], str], None]
         if spans:
             exporter.export(spans)
 
-    return send
+    return send, exporter.shutdown
 
 
 def _tell(tracer: "Tracer", story: Story, model_name: str) -> None:

@@ -1,10 +1,15 @@
 """OpenTelemetry: a span for each request, from the real server and engine to a collector on a real socket."""
 
 import sys
+import threading
+from collections.abc import Sequence
 
 import httpx
 import pytest
 import trio
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from tests.contract.stage import Stage, staged, until
 from triolet.api import spans as spans_module
@@ -118,7 +123,16 @@ async def test_the_last_spans_are_sent_before_the_server_ends() -> None:
 
 
 async def test_a_collector_that_is_silent_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are answered, what is kept for it is bounded and counted, and the server ends."""
+    """Requests are answered, what is kept for it is bounded and counted, and the server ends; nothing is sent again."""
+    ended = threading.Event()
+    export = OTLPSpanExporter.export
+
+    def export_and_tell(self: OTLPSpanExporter, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = export(self, spans)
+        ended.set()
+        return result
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", export_and_tell)
     monkeypatch.setattr(spans_module, "QUEUED_MAX", 2)
     monkeypatch.setattr(spans_module, "LAST_SEND_S", 0.05)
     async with collecting() as collector:
@@ -132,6 +146,8 @@ async def test_a_collector_that_is_silent_holds_up_nobody(monkeypatch: pytest.Mo
             assert spans is not None
             await until(lambda: spans.num_dropped == 3)
         assert stage.status == [0]
+    await until(ended.is_set)
+    assert collector.num_connections == 1
 
 
 async def test_no_flag_no_spans() -> None:
