@@ -15,6 +15,8 @@ _PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
 """Characters as they are, for xgrammar knows no `\\U`. No surrogates: it would let their bytes in as one character,
 which readers take for three that are broken."""
 
+MOST_REPEATED = 128
+
 
 def guarded_schema(source: str) -> str:
     """A JSON schema's text, rewritten."""
@@ -61,6 +63,30 @@ def _say_as_pattern(part: dict[str, Any]) -> None:
     low, high = part.get("minLength", 0), part.get("maxLength", "")
     if type(low) is not int or low < 0 or not (high == "" or (type(high) is int and high >= low)):
         return  # the compiler says what is wrong with them
-    part["pattern"] = f"^{_PLAIN}{{{low},{high}}}$"
+    more = f"{_PLAIN}*" if high == "" else _at_most(_PLAIN, high - low)
+    part["pattern"] = f"^{_exactly(_PLAIN, low)}{more}$"
     for name in _LIMITS:
         part.pop(name, None)
+
+
+def _exactly(what: str, count: int) -> str:
+    """A pattern repeated so often, in blocks: of more than 128 repetitions in a row xgrammar lets tokens come that it
+    then refuses to take, those that go on behind the string's end. The masks of smaller blocks take 15 ms each."""
+    if count <= MOST_REPEATED:
+        return f"{what}{{{count}}}" if count else ""
+    times, rest = divmod(count, MOST_REPEATED)
+    return _exactly(_block(what), times) + _exactly(what, rest)
+
+
+def _at_most(what: str, count: int) -> str:
+    """The same, and fewer: some blocks and less than a block, or all blocks and the rest."""
+    if count <= MOST_REPEATED:
+        return f"{what}{{0,{count}}}"
+    times, rest = divmod(count, MOST_REPEATED)
+    block = _block(what)
+    fewer = f"{_at_most(block, times - 1)}{what}{{0,{MOST_REPEATED - 1}}}"
+    return f"({fewer}|{_exactly(block, times)}{what}{{0,{rest}}})"
+
+
+def _block(what: str) -> str:
+    return f"({what}{{{MOST_REPEATED}}})"

@@ -205,6 +205,30 @@ def test_whitespace_between_the_parts_of_a_json_text_ends(
     assert not follows(grammars, builtin_tokenizer, spec, item.replace("{", "{" + "\n" * 21))
 
 
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 129), (5, 300), (128, 300), (129, 129), (300, 1000)],
+)
+def test_a_string_may_end_from_its_least_length_to_its_most(grammars: Grammars, low: int, high: int) -> None:
+    """What the mask allows, the grammar takes: also tokens of a character and the closing quote, around each border."""
+    spec = GrammarSpec.json_schema({"type": "string", "minLength": low, "maxLength": high})
+    texts = {token: text for token, text in enumerate(grammars.prepare_texts().texts) if text}
+    (quote,) = (token for token, text in texts.items() if text == b'"')
+    (letter,) = (token for token, text in texts.items() if text == b"x")
+    closing = [token for token, text in texts.items() if b'"' in text]
+    for length in sorted({0, 1, low - 1, low, high - 1, high} & set(range(high + 1))):
+        said = [quote] + [letter] * length
+        allowed = grammars.matcher(spec, said).allowed()
+        assert allowed is not None
+        assert bool(allowed[quote]) == (length >= low)
+        assert bool(allowed[letter]) == (length < high)
+        for token in closing:
+            if allowed[token]:
+                after = grammars.matcher(spec, [*said, token]).allowed()
+                assert after is not None
+                assert after.any()
+
+
 def test_a_json_object_is_an_object(grammars: Grammars, builtin_tokenizer: ChatTokenizer) -> None:
     """With any keys; a list or a number is none."""
 
