@@ -142,7 +142,7 @@ class SamplingParams:
     """Taken off the logit of every token that the answer has."""
     frequency_penalty: float = attrs.field(default=0.0, validator=_PENALTY)
     """Taken off the logit of a token as often as the answer has it."""
-    repetition_penalty: float = attrs.field(default=1.0, validator=_number(0, 1e6, "a number above 0", above_low=True))
+    repetition_penalty: float = attrs.field(default=1.0, validator=_number(1e-6, 1e6, "a number from 1e-06 to 1e+06"))
     """Divides positive and multiplies negative logits of tokens that the prompt or the answer has."""
     logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_bias)
     """Given as a map from token id to what is added to its logit, at most 100 up or down; kept as pairs."""

@@ -15,7 +15,9 @@ from triolet.engine.core.repetition import RepetitionDetection, RepetitionDetect
     [
         ("presence_penalty", 2.1, "presence_penalty must be a number from -2 to 2, not 2.1."),
         ("frequency_penalty", float("nan"), "frequency_penalty must be a number from -2 to 2, not nan."),
-        ("repetition_penalty", 0, "repetition_penalty must be a number above 0, not 0."),
+        ("repetition_penalty", 0, "repetition_penalty must be a number from 1e-06 to 1e+06, not 0."),
+        ("repetition_penalty", 1e-37, "repetition_penalty must be a number from 1e-06 to 1e+06, not 1e-37."),
+        ("repetition_penalty", 1e37, "repetition_penalty must be a number from 1e-06 to 1e+06, not 1e+37."),
         ("logit_bias", {"a": 1}, "logit_bias must be a map from token ids to numbers, not 'a'."),
         ("logit_bias", {-1: 1}, "logit_bias must be a map from token ids of at least 0 to numbers, not {-1: 1}."),
         ("logit_bias", {1: "x"}, "logit_bias must be a map from token ids of at least 0 to numbers, not {1: 'x'}."),
