@@ -133,9 +133,8 @@ class SchedulerLoop:
         if result is not None:
             self._in_flight.popleft()
             self._got_on_at = self._clock()
-            self._times.landed(result, self._got_on_at)
             self._scheduler.commit(result, self._got_on_at)
-            self._times.committed(self._clock())
+            self._times.landed(result, self._got_on_at, self._clock())
             self._recovery.landed()
 
     async def _wait_for_a_hanging_step(self) -> StepResult | None:

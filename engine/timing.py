@@ -3,7 +3,6 @@
 Pure. It is told the moments and reads no clock.
 """
 
-import math
 from collections import deque
 
 import attrs
@@ -19,7 +18,7 @@ class _Landed:
     sent: float
     result: StepResult
     at: float
-    committed: float = math.nan
+    committed: float
 
 
 class StepTimes:
@@ -34,14 +33,9 @@ class StepTimes:
         """A plan was begun, and went out, at these moments."""
         self._sent.append((plan, begun, sent))
 
-    def landed(self, result: StepResult, at: float) -> None:
-        """The oldest plan's result came."""
-        self._landed = _Landed(*self._sent.popleft(), result, at)
-
-    def committed(self, at: float) -> None:
-        """What has landed is taken in."""
-        if self._landed is not None:
-            self._landed = attrs.evolve(self._landed, committed=at)
+    def landed(self, result: StepResult, at: float, committed: float) -> None:
+        """The oldest plan's result came, and was taken in, at these moments."""
+        self._landed = _Landed(*self._sent.popleft(), result, at, committed)
 
     def lost(self) -> None:
         """What is in flight never lands."""

@@ -44,6 +44,7 @@ def draw(logits: Tensor, batch: KeptBatch, rows: Int64Array, best: Best | None =
     if best is not None and batch.takes_best(rows):
         usable = np.isfinite(best.logits[: len(rows)])
         if usable.all():
+            # `usable` is true everywhere, as the column that says that each token is a first one.
             return Draws(rows=rows, tokens=best.tokens[: len(rows)], first=usable, failed_rows=rows[:0])
     raw = raw_logprobs(logits, batch, rows)
     shaped = batch.shapers(rows)

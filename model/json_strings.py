@@ -16,6 +16,7 @@ _PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
 which readers take for three that are broken."""
 
 MOST_REPEATED = 128
+"""Of one thing in a row, in a pattern; see `_exactly`."""
 
 
 def guarded_schema(source: str) -> str:

@@ -57,8 +57,11 @@ def in_use() -> RowKernels | None:
     return getattr(_own, "kernels", None)
 
 
+def fits(rows: Tensor) -> bool:
+    """Whether kernels can read such rows."""
+    return rows.device.type == "cpu" and rows.dtype == torch.float32 and (rows.stride(1) == 1 or rows.shape[1] == 1)
+
+
 def kernels_for(rows: Tensor) -> RowKernels | None:
     """What this thread has for such rows."""
-    kernels = in_use()
-    fit = rows.device.type == "cpu" and rows.dtype == torch.float32 and (rows.stride(1) == 1 or rows.shape[1] == 1)
-    return kernels if fit else None
+    return in_use() if fits(rows) else None

@@ -61,7 +61,7 @@ void attend(const AttentionShape& shape, const KVCache& cache, int tensor, int g
   float* to[UNIT_ROWS];
   find_rows(shape, unit, queries, query_stride, from);
   find_rows(shape, unit, outputs, output_stride, to);
-  // Lanes without a query cost as much as the others.
+  // Lanes without a query cost as much as the others: where fewer than three quarters have one, keys fill them better.
   const int vectors = (rows + LANES - 1) / LANES;
   if (rows * 4 < vectors * LANES * 3) return attend_as<E, KeysInLanes<E>>(work, unit, from, to);
   if (vectors == 1) return attend_as<E, QueriesInLanes<E, 1>>(work, unit, from, to);

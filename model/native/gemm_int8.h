@@ -166,7 +166,8 @@ INLINE void tile_int4(const Linear& linear, const Activations& input, int row, i
 }
 
 // One panel against rows [begin, end) of `rows`; then(row, sums) takes what comes out. `coming` as for the other formats:
-// the first passes over the panel ask for it, as evenly as can be.
+// the first passes over the panel ask for it, as evenly as can be: the whole of it in 2, 4 or 8 equal parts, by how many
+// passes there are, which is 16, 8 or 4 lines in each group of inputs.
 template <class Then>
 void unit_int8(const Linear& linear, const Activations& input, int rows, int begin, int end, int panel,
                const char* coming, const Then& then) {

@@ -6,7 +6,7 @@ import ctypes
 import numpy as np
 import torch
 
-from ..row_kernels import BoolArray, Float32Array, Float64Array, Int64Array
+from ..row_kernels import BoolArray, Float32Array, Float64Array, Int64Array, fits
 from ..sampling import Best, SamplingRows
 from .library import Library, Sampling, check
 
@@ -87,6 +87,6 @@ class NativeSampler:
 
 
 def _shape(rows: torch.Tensor) -> tuple[int, int]:
-    if rows.dtype != torch.float32 or rows.ndim != 2 or (rows.stride(1) != 1 and rows.shape[1] != 1):
+    if rows.ndim != 2 or not fits(rows):
         raise AssertionError(f"logits of {rows.dtype} and strides {rows.stride()}")
     return rows.shape[0], rows.shape[1]
